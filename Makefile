@@ -1,0 +1,38 @@
+# make demo, make test: all set-up included. Everything lives in .venv; nothing outside this directory is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DATA := $(firstword $(PARSESHOT_DATA) $(wildcard ../shared/data))
+
+.PHONY: demo test check bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    recognise drawn birds, write demo/report.html"
+	@echo "make test    the whole test suite, and make check"
+	@echo "make check   ruff, codespell and mypy"
+	@echo "make bench   the speed claims, each measured in one run"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/parseshot demo --out demo
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell src tests benchmarks docs README.md CONTRIBUTING.md CHANGELOG.md
+	$(BIN)/mypy
+
+test: check
+	PARSESHOT_DATA="$(abspath $(DATA))" $(BIN)/python -m pytest
+
+bench: $(READY)
+	$(BIN)/python benchmarks/parse_head.py
+
+clean:
+	rm -rf $(VENV) demo build dist

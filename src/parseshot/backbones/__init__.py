@@ -1,0 +1,31 @@
+"""The feature extractors, by name."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from parseshot.backbones.base import Backbone
+from parseshot.backbones.conv4 import Conv4
+from parseshot.backbones.resnet12 import ResNet12
+from parseshot.backbones.resnet18 import ResNet18
+
+__all__ = ["BACKBONES", "Backbone", "Conv4", "ResNet12", "ResNet18", "build_backbone"]
+
+BACKBONES: dict[str, Callable[..., Backbone]] = {
+    "conv4": Conv4,
+    "resnet12": ResNet12,
+    "resnet18": ResNet18,
+}
+
+
+def build_backbone(name: str, **options: Any) -> Backbone:
+    """The backbone called `name`; the options are the keyword arguments of its constructor.
+
+    >>> build_backbone("conv4", last_pool=False).grid(84)
+    10
+    """
+    if name not in BACKBONES:
+        close = difflib.get_close_matches(name, BACKBONES, n=3)
+        hint = f" Did you mean {' or '.join(repr(other) for other in close)}?" if close else ""
+        raise ValueError(f"Unknown backbone {name!r}.{hint} Known backbones: {', '.join(BACKBONES)}.")
+    return BACKBONES[name](**options)

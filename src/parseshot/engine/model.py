@@ -1,0 +1,65 @@
+"""A backbone and a method, composed: images in, encodings out; saved as a directory of JSON and safetensors."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from parseshot.backbones import build_backbone
+from parseshot.config import Config, read_config
+from parseshot.engine import checkpoint
+from parseshot.methods import Encoding, build_method
+
+
+class ModelConfig(Config):
+    """All that is needed to build the model again; the weights are beside it."""
+
+    backbone: str = "conv4"
+    backbone_options: dict[str, Any] = Field(default_factory=dict)
+    method: str = "dop"
+    method_options: dict[str, Any] = Field(default_factory=dict)
+    image_size: int = Field(84, ge=16, le=1024)
+
+
+class Model(nn.Module):
+    """images → backbone → method. Stateless in use: what is known of an episode is passed in."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.provenance: dict[str, Any] = {}  # how it was trained: data, classes, seeds, versions, figures
+        self.backbone = build_backbone(config.backbone, **config.backbone_options)
+        self.grid = self.backbone.grid(config.image_size)
+        self.method = build_method(config.method, self.backbone.out_channels, self.grid, config.method_options)
+        self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images: Tensor) -> Encoding:
+        """Images [B, 3, H, W] in [0, 1] → their encoding."""
+        return self.method.encode(self.backbone(images))
+
+    @torch.inference_mode()
+    def encode(self, images: Tensor, *, batch: int = 8) -> Encoding:
+        """`forward` in evaluation mode, in batches small enough for the activations to stay in cache."""
+        training = self.training
+        self.eval()
+        try:
+            images = images.contiguous(memory_format=torch.channels_last)
+            return Encoding.cat([self(images[start : start + batch]) for start in range(0, len(images), batch)])
+        finally:
+            self.train(training)
+
+    def save_pretrained(self, path: Path | str) -> None:
+        """Write config.json, model.safetensors and README.md (the card) into a directory, all or nothing."""
+        checkpoint.save(path, self.state_dict(), self.config.model_dump(mode="json"), self.provenance)
+
+    @classmethod
+    def from_pretrained(cls, path: Path | str) -> "Model":
+        """Read what `save_pretrained` wrote. Nothing is unpickled, every tensor's name and shape is checked."""
+        weights, config, provenance = checkpoint.load(path)
+        model = cls(read_config(ModelConfig, config, source=f"{Path(path) / checkpoint.CONFIG}: model"))
+        checkpoint.check_weights(path, weights, model.state_dict())
+        model.load_state_dict(weights)
+        model.provenance = provenance
+        return model.eval()

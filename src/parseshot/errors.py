@@ -1,0 +1,29 @@
+"""Errors a user can cause: each has a stable code, a plain sentence that names the file or field, and an exit code."""
+
+
+class ParseshotError(Exception):
+    """Base of all errors that end in a message instead of a traceback."""
+
+    exit_code = 5
+    code = "E_INTERNAL"
+
+
+class UsageError(ParseshotError, ValueError):
+    """A wrong option, recipe key or argument."""
+
+    exit_code = 2
+    code = "E_USAGE"
+
+
+class DataError(ParseshotError, ValueError):
+    """Images, packs or episodes that cannot be used as asked."""
+
+    exit_code = 3
+    code = "E_DATA"
+
+
+class ModelError(ParseshotError, ValueError):
+    """A checkpoint that is missing, damaged or does not fit; or training that diverged."""
+
+    exit_code = 4
+    code = "E_MODEL"

@@ -1,0 +1,66 @@
+"""The contract every method obeys: encode an image once, score queries against any labelled support set, one loss."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Encoding(Mapping[str, Tensor]):
+    """What a method keeps of each image: named tensors that share their first dimension, one entry an image."""
+
+    def __init__(self, **tensors: Tensor) -> None:
+        lengths = {name: len(tensor) for name, tensor in tensors.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"an encoding's tensors must share their first dimension, got {lengths}")
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        """Number of named tensors (a Mapping's length); `images` is the number of images."""
+        return len(self._tensors)
+
+    @property
+    def images(self) -> int:
+        return len(next(iter(self._tensors.values())))
+
+    def take(self, index: Tensor | slice) -> "Encoding":
+        """The encoding of the selected images."""
+        return Encoding(**{name: tensor[index] for name, tensor in self._tensors.items()})
+
+    @staticmethod
+    def cat(encodings: Sequence["Encoding"]) -> "Encoding":
+        return Encoding(**{name: torch.cat([one[name] for one in encodings]) for name in encodings[0]})
+
+
+class Method(nn.Module):
+    """A few-shot method on a backbone's features. It holds weights only: what it knows of an episode is passed in."""
+
+    def encode(self, features: Tensor) -> Encoding:
+        """Features [B, C, G, G] → what is kept of each image; depends on that image alone in evaluation mode."""
+        raise NotImplementedError
+
+    def logits(self, query: Encoding, support: Encoding, labels: Tensor) -> Tensor:
+        """Scores [Q, N] of Q queries for N classes; labels [n] in 0 … N−1, any number of support images each.
+
+        The only scoring path, in training, in evaluation and in use.
+        """
+        raise NotImplementedError
+
+    def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Named terms of the training loss; their sum is minimised."""
+        return {"ce": F.cross_entropy(self.logits(query, support, labels), targets)}
+
+    def initialise(self, features: Tensor) -> None:
+        """Set what depends on the scale of the features, once before training, from one batch [B, C, G, G]."""
+
+    @torch.no_grad()
+    def monitor(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, float]:
+        """What one watches in training, beside the loss."""
+        return {"accuracy": float((self.logits(query, support, labels).argmax(1) == targets).double().mean())}

@@ -1,0 +1,178 @@
+"""Deep Object Parsing: recognise by the parts found, the templates they express and how they lie to each other."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import torch
+from pydantic import AfterValidator, Field
+from torch import Tensor, nn
+
+from parseshot.config import Config
+from parseshot.errors import UsageError
+from parseshot.methods.base import Encoding, Method
+from parseshot.parts import losses
+from parseshot.parts.distance import Distance, distance
+from parseshot.parts.parsing import Parse, entropy, parse, unit_length
+from parseshot.parts.templates import Templates
+
+
+def _odd_sides(scales: tuple[int, ...]) -> tuple[int, ...]:
+    if any(side < 1 or side % 2 == 0 for side in scales) or len(set(scales)) != len(scales) or not scales:
+        raise ValueError(f"scales must be different odd numbers from 1, got {list(scales)}")
+    return scales
+
+
+class DOPConfig(Config):
+    """What the ablations vary; everything else is decided once (docs/paper.md). Defaults are the `lasso` preset."""
+
+    preset: Literal["lasso", "paper"] = "lasso"  # the name this configuration started from
+    parts: int = Field(4, ge=1, le=64)  # K
+    scales: Annotated[tuple[int, ...], AfterValidator(_odd_sides)] = (1, 3, 5)  # S
+    exact: bool = True  # the scalar LASSO solution and masked norms; otherwise Eq. 4–6 as printed
+    normalised: bool = True  # unit RMS, unit length, means instead of sums, learned T, gamma and logit scale
+    lam: float = Field(0.5, ge=0)  # λ of Eq. 1
+    zeta: float = Field(0.05, ge=0)  # ζ of Eq. 6, as printed only
+    temperature: float = Field(0.01, gt=0)  # T of Eq. 5, as printed only; normalised: learned from `start_entropy`
+    start_entropy: float = Field(0.5, gt=0, lt=1)  # mean normalised entropy of ν before training, normalised only
+    gamma: float = Field(0.1, ge=0)  # weight of the geometric term; normalised: where it starts
+    logit_scale: float = Field(10.0, gt=0)  # where the learned scale of −d starts, normalised only
+    eta: float = Field(0.1, ge=0)  # weight of the diversity prior, Algorithm 2
+    reweight: bool = True  # α of Eq. 7; False weighs all parts alike
+    geometry: bool = True  # the geometric term of Eq. 7
+
+
+PRESETS = {
+    "lasso": DOPConfig(),
+    "paper": DOPConfig(preset="paper", exact=False, normalised=False, lam=0.1, gamma=0.01, eta=1.0),
+}
+
+
+class DOP(Method):
+    """"Fine-grained Few-shot Recognition by Deep Object Parsing", 2022 (no public code).
+
+    Each image is parsed once into K parts at S scales (Algorithm 1). A query is compared with a class part by part, over
+    all pairs of scales, weighted by how sure both locations are, plus the difference of the part polygons (Eq. 7).
+    """
+
+    def __init__(self, channels: int, size: int, config: DOPConfig) -> None:
+        super().__init__()
+        self.config = config
+        if max(config.scales) > size:
+            raise UsageError(f"scales {list(config.scales)}: a template of side {max(config.scales)} is larger than the grid {size}×{size}")
+        self.templates = Templates(channels, parts=config.parts, scales=config.scales)
+        if config.reweight and config.parts > 1:
+            self.slopes = nn.Parameter(torch.full((2,), -1.0))  # a sure location weighs more
+        else:
+            self.register_parameter("slopes", None)
+        self.log_gamma: nn.Parameter | None = None
+        if config.normalised:
+            self.log_temperature = nn.Parameter(torch.zeros(len(config.scales)))
+            self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
+            if config.geometry and config.parts > 1 and config.gamma > 0:
+                self.log_gamma = nn.Parameter(torch.tensor(math.log(config.gamma)))
+
+    @property
+    def temperature(self) -> Tensor:
+        """T of Eq. 5 for each scale, [S]."""
+        if self.config.normalised:
+            return self.log_temperature.exp()
+        return self.templates.maps[0].new_full((len(self.config.scales),), self.config.temperature)
+
+    def parse(self, features: Tensor, *, hard: bool = False) -> Parse:
+        """Algorithm 1 with this model's templates; `hard` takes the argmax of Eq. 4 instead of the softmax of Eq. 5."""
+        config = self.config
+        return parse(
+            features,
+            self.templates(),
+            None if hard else self.temperature,
+            lam=config.lam,
+            exact=config.exact,
+            normalised=config.normalised,
+            zeta=config.zeta,
+        )
+
+    def encode(self, features: Tensor) -> Encoding:
+        found = self.parse(features)
+        if self.config.normalised:
+            return Encoding(z=unit_length(found.z), entropy=found.entropy, mu=found.mu, nu=found.nu)
+        log_cells = math.log(features.shape[-1] * features.shape[-2])  # the paper's entropy is not normalised
+        return Encoding(z=found.z, entropy=found.entropy * log_cells, mu=found.mu, nu=found.nu)
+
+    def distance(self, query: Encoding, support: Encoding, labels: Tensor) -> Distance:
+        """Eq. 7, term by term, for Q queries and the N classes of the support set."""
+        gamma: Tensor | None = None
+        if self.log_gamma is not None:
+            gamma = self.log_gamma.exp()
+        elif self.config.geometry and not self.config.normalised:
+            gamma = query["z"].new_tensor(self.config.gamma)
+        return distance(
+            (query["z"], query["entropy"], query["mu"]),
+            (support["z"], support["entropy"], support["mu"]),
+            labels,
+            slopes=self.slopes,
+            gamma=gamma,
+            normalised=self.config.normalised,
+        )
+
+    def logits(self, query: Encoding, support: Encoding, labels: Tensor) -> Tensor:
+        total = self.distance(query, support, labels).total  # [Q, N]
+        return -self.log_scale.exp() * total if self.config.normalised else -total
+
+    def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Algorithm 2, averaged over the queries."""
+        normalised = self.config.normalised
+        prior = losses.episode_diversity(
+            losses.diversity(query["nu"], normalised=normalised), losses.diversity(support["nu"], normalised=normalised)
+        )
+        ce = losses.cross_entropy(self.logits(query, support, labels), targets)
+        return {"ce": ce, "diversity": self.config.eta * prior}
+
+    @torch.no_grad()
+    def monitor(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, float]:
+        terms = self.distance(query, support, labels)
+        silent = (query["z"] == 0).double().mean()
+        return super().monitor(query, support, labels, targets) | {
+            "entropy": float(query["entropy"].mean()),  # how sure the locations are
+            "sparsity": float(silent),  # share of templates not expressed
+            "geometry_share": float(terms.geometry.sum() / terms.total.sum().clamp_min(1e-12)),
+        }
+
+    @torch.no_grad()
+    def initialise(self, features: Tensor) -> None:
+        """Normalised: T of each scale so that ν starts with the configured entropy on these features.
+
+        As printed: one factor on all templates so that the mean distance between two of these images is 1. D → k·D
+        divides expressions by k, so ‖D‖ is the temperature of Eq. 8; at 1 the first cross-entropy is near ln N.
+        """
+        if self.config.normalised:
+            score = self.parse(features).score  # [B, S, K, G, G]
+            target = self.config.start_entropy
+            for index in range(len(self.config.scales)):
+                self.log_temperature[index] = _bisect(
+                    lambda t, s=score[:, index]: _softmax_entropy(s, t) - target, low=-20.0, high=20.0
+                )
+            return
+        start = [template.clone() for template in self.templates.maps]
+
+        def spread(log_factor: float) -> float:
+            for template, original in zip(self.templates.maps, start, strict=True):
+                template.copy_(original * math.exp(log_factor))
+            codes = self.encode(features)
+            each = torch.arange(codes.images)
+            return 1.0 - float(self.distance(codes, codes, each).total.sum() / (codes.images * (codes.images - 1)))
+
+        spread(_bisect(spread, low=-15.0, high=15.0))
+
+
+def _softmax_entropy(score: Tensor, log_temperature: float) -> float:
+    nu = torch.softmax(score.flatten(-2) * math.exp(-log_temperature), -1).view_as(score)
+    return float(entropy(nu).mean())
+
+
+def _bisect(function: Callable[[float], float], *, low: float, high: float, steps: int = 40) -> float:
+    """Where an increasing function crosses 0."""
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (low, middle) if function(middle) > 0 else (middle, high)
+    return (low + high) / 2

@@ -1,0 +1,121 @@
+"""The distance between a query and a class (Eq. 7): how differently its parts look, and how differently they lie.
+
+Letters: Q queries, N classes, n support images, S scales, K parts, C channels, R = K(K−1)/2 pairs of parts.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+EPS = 1e-6  # side length (in cells) below which a polygon of parts counts as a point
+
+
+class Distance(NamedTuple):
+    """Eq. 7 as the finite sum it is. `total` = expression.sum((2, 3, 4)) + geometry.sum((2, 3))."""
+
+    expression: Tensor  # [Q, N, S, S, K] α·‖z^(q) − z^(y)‖² for query scale, class scale, part
+    geometry: Tensor  # [Q, N, S, S] γ·mean_i ‖ψ^(q) − ψ^(i,y)‖² for query scale, class scale
+
+    @property
+    def total(self) -> Tensor:
+        """d(q, y), [Q, N]."""
+        return self.expression.sum((2, 3, 4)) + self.geometry.sum((2, 3))
+
+
+def class_mean(values: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Mean over the support images of each class, any number each: [n, ...] → [N, ...]."""
+    member = torch.nn.functional.one_hot(labels, classes).to(values.dtype)  # [n, N]
+    member = member / member.sum(0).clamp_min(1.0)
+    return (member.T @ values.flatten(1)).view(classes, *values.shape[1:])
+
+
+def squared_distances(query: Tensor, support: Tensor) -> Tensor:
+    """‖z^(q)_{s1,p} − z^(y)_{s2,p}‖² for all pairs of scales: [Q, S, K, C], [N, S, K, C] → [Q, N, S, S, K]."""
+    (queries, scales, parts, _), classes = query.shape, support.shape[0]
+    left = query.permute(2, 0, 1, 3).flatten(1, 2)  # [K, Q·S, C]
+    right = support.permute(2, 0, 1, 3).flatten(1, 2)  # [K, N·S, C]
+    inner = left @ right.transpose(1, 2)  # [K, Q·S, N·S]
+    squares = left.square().sum(-1)[:, :, None] + right.square().sum(-1)[:, None] - 2 * inner
+    squares = squares.clamp_min(0.0).view(parts, queries, scales, classes, scales)
+    return squares.permute(1, 3, 2, 4, 0)
+
+
+def part_weights(query_entropy: Tensor, class_entropy: Tensor, slopes: Tensor) -> Tensor:
+    """α of Eq. 7: [Q, S, K], [N, S, K], slopes [2] → [Q, N, S, S, K], a softmax over the K parts.
+
+    The paper's linear layer R^{M+1} → R with the M support weights tied, so that it takes any number of photos in any
+    order: slopes[0]·h^(q) + slopes[1]·mean_i h^(i,y). A bias would cancel in the softmax.
+    """
+    query = slopes[0] * query_entropy[:, None, :, None]  # [Q, 1, S, 1, K]
+    support = slopes[1] * class_entropy[None, :, None]  # [1, N, 1, S, K]
+    return torch.softmax(query + support, -1)
+
+
+def side_lengths(mu: Tensor) -> Tensor:
+    """Distances between all pairs of parts, in cells: [..., K, 2] → [..., R]."""
+    first, second = torch.triu_indices(mu.shape[-2], mu.shape[-2], 1, device=mu.device)
+    return ((mu[..., first, :] - mu[..., second, :]).square().sum(-1) + EPS**2).sqrt()
+
+
+def psi(mu: Tensor) -> Tensor:
+    """ψ of Eq. 7: the sides of the polygon of parts, normalised to unit sum: [..., K, 2] → [..., R].
+
+    Parts in one point make no polygon: every side is then the same tiny length, ψ is uniform, and its gradient finite.
+
+    >>> psi(torch.tensor([[0., 0.], [3., 0.], [0., 4.]]))
+    tensor([0.2500, 0.3333, 0.4167])
+    """
+    sides = side_lengths(mu)
+    return sides / sides.sum(-1, keepdim=True)
+
+
+def is_degenerate(mu: Tensor, tolerance: float = 0.05) -> Tensor:
+    """True where all parts lie within `tolerance` cells of each other, so that geometry says nothing: [..., K, 2] → [...]."""
+    if mu.shape[-2] < 2:
+        return torch.ones(mu.shape[:-2], dtype=torch.bool, device=mu.device)
+    return side_lengths(mu).amax(-1) < tolerance
+
+
+def geometric_distances(query: Tensor, support: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """mean_i ‖ψ^(q)_{s1} − ψ^(i,y)_{s2}‖²: [Q, S, R], [n, S, R] → [Q, N, S, S].
+
+    The mean over i of a squared difference needs only the mean of ψ and of ‖ψ‖².
+    """
+    mean = class_mean(support, labels, classes)  # [N, S, R]
+    mean_square = class_mean(support.square().sum(-1), labels, classes)  # [N, S]
+    inner = torch.einsum("qsr,ntr->qnst", query, mean)
+    return (query.square().sum(-1)[:, None, :, None] + mean_square[None, :, None] - 2 * inner).clamp_min(0.0)
+
+
+def distance(
+    query: tuple[Tensor, Tensor, Tensor],
+    support: tuple[Tensor, Tensor, Tensor],
+    labels: Tensor,
+    *,
+    slopes: Tensor | None,
+    gamma: Tensor | None,
+    normalised: bool,
+) -> Distance:
+    """Eq. 7 between every query and every class.
+
+    query, support: (z [·, S, K, C], entropy [·, S, K], mu [·, S, K, 2]) of Q queries and n support images.
+    labels: class of each support image, [n], in 0 … N−1.
+    slopes: of `part_weights`; None weighs all parts alike. gamma: weight of the geometric term; None leaves it out.
+    normalised: means over the pairs of scales, and ψ in units of its mean; otherwise the printed sums.
+    """
+    (query_z, query_h, query_mu), (support_z, support_h, support_mu) = query, support
+    classes = int(labels.max()) + 1
+    scales, parts = query_z.shape[1], query_z.shape[2]
+    expression = squared_distances(query_z, class_mean(support_z, labels, classes))  # [Q, N, S, S, K]
+    if slopes is None:
+        expression = expression / parts
+    else:
+        expression = expression * part_weights(query_h, class_mean(support_h, labels, classes), slopes)
+    if gamma is None or parts < 2:
+        geometry = expression.new_zeros(expression.shape[:-1])
+    else:
+        geometry = gamma * geometric_distances(psi(query_mu), psi(support_mu), labels, classes)
+    if normalised:  # ψ·R has mean 1, and the mean over the R sides of its squared difference is R·‖Δψ‖²
+        expression, geometry = expression / scales**2, geometry * (parts * (parts - 1) / 2 / scales**2)
+    return Distance(expression, geometry)

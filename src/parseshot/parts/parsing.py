@@ -1,0 +1,116 @@
+"""PARSE (Algorithm 1): where each part of an object is (Eq. 3–5) and which templates it expresses (Eq. 6).
+
+Letters: B images, C channels, K parts, S scales, G×G cells. Locations are (x, y) in cells: the centre of the top left
+cell is (0, 0). The temperature T divides. For one channel, Eq. 1 is a scalar LASSO: with r = (D ∗ φ)(μ),
+
+    min_β ‖φ_M(μ) − D·β‖² + λ|β|   has the non-negative solution   z(μ) = max(0, r − λ/2) / ‖D‖²
+                                   and lowers the error by          max(0, r − λ/2)² / ‖D‖²   (its gain).
+
+`exact` uses just that. As printed, Eq. 4 and 5 score a location by the sum of (r − λ/2)²/‖D‖², whatever the sign, and
+Eq. 6 expresses r/‖D‖² and deletes entries below ζ. Both are this one code with another threshold.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parseshot.parts.kernel import locate_and_express
+from parseshot.parts.templates import squared_norms
+
+EPS = 1e-12
+
+
+class Parse(NamedTuple):
+    """The parse of B images: each part at each scale, its location, its expression and how sure the location is."""
+
+    nu: Tensor  # [B, S, K, G, G] distribution of the part's location (row, column), Eq. 5
+    mu: Tensor  # [B, S, K, 2] expected location (x, y) in cells, Eq. 5
+    z: Tensor  # [B, S, K, C] expression, Eq. 6
+    entropy: Tensor  # [B, S, K] entropy of nu over ln G²: 0 is certain, 1 is uniform
+    score: Tensor  # [B, S, K, G, G] what the softmax of Eq. 5 sees, before T; no gradient
+
+
+def parse(
+    phi: Tensor,
+    templates: Sequence[Tensor],
+    temperature: Tensor | None,
+    *,
+    lam: float,
+    exact: bool,
+    normalised: bool,
+    zeta: float = 0.0,
+) -> Parse:
+    """Algorithm 1 on features phi [B, C, G, G], with templates [K, C, s, s] for each of S scales.
+
+    temperature: T of Eq. 5 for each scale, [S]; None is the argmax of Eq. 4 ("hard"), which has no gradient.
+    lam: the l1 weight λ of Eq. 1, in units of φ·D.
+    exact: the scalar LASSO solution with the template's norm restricted to the grid; otherwise as printed, with ζ.
+    normalised: φ scaled to unit root mean square an image, and the mean over channels in Eq. 5 instead of the sum.
+    """
+    channels, size = phi.shape[1], phi.shape[-1]
+    if normalised:
+        phi = unit_rms(phi)
+    features = phi.permute(1, 3, 2, 0).contiguous()  # [C, G, G, B], cells ordered [x, y]
+    maps, expressions, scores = [], [], []
+    for index, template in enumerate(templates):
+        weight = squared_norms(template, size, masked=exact).reciprocal().permute(1, 0, 3, 2)  # [C, K, G, G]
+        sharpness = None if temperature is None else temperature[index].reciprocal()
+        if normalised and sharpness is not None:
+            sharpness = sharpness / channels
+        nu, z, score = locate_and_express(
+            features, template, weight, sharpness, half_lambda=lam / 2, positive=exact
+        )  # nu, score [K, G, G, B], z [C, K, B]
+        if not exact:  # S_ζ of Eq. 6
+            z = torch.where(z.abs() >= zeta, z, torch.zeros_like(z))
+        maps.append(nu.permute(3, 0, 2, 1))  # [B, K, G, G]
+        expressions.append(z.permute(2, 1, 0))  # [B, K, C]
+        scores.append(score.permute(3, 0, 2, 1) / (channels if normalised else 1))
+    nu = torch.stack(maps, 1)  # [B, S, K, G, G]
+    return Parse(nu, expected_location(nu), torch.stack(expressions, 1), entropy(nu), torch.stack(scores, 1))
+
+
+def unit_rms(phi: Tensor) -> Tensor:
+    """Scale each image's features to root mean square 1; an all-zero map stays zero."""
+    return phi * phi.square().mean((1, 2, 3), keepdim=True).clamp_min(EPS).rsqrt()
+
+
+def expected_location(nu: Tensor) -> Tensor:
+    """μ = E_ν[μ] of Eq. 5: [..., G, G] (row, column) → [..., 2] (x, y) in cells.
+
+    >>> expected_location(torch.tensor([[0., 0., 0.5], [0., 0., 0.5], [0., 0., 0.]]))
+    tensor([2.0000, 0.5000])
+    """
+    cells = torch.arange(nu.shape[-1], dtype=nu.dtype, device=nu.device)
+    return torch.stack((nu.sum(-2) @ cells, nu.sum(-1) @ cells), -1)
+
+
+def peak_location(nu: Tensor, radius: int = 1) -> Tensor:
+    """Expectation of ν within `radius` cells of its mode: [..., G, G] → [..., 2] (x, y).
+
+    With two equal peaks the expectation of Eq. 5 lies between them, where there is nothing. What is drawn and reported
+    is this one, which lies on a peak.
+    """
+    size = nu.shape[-1]
+    mode = nu.flatten(-2).argmax(-1)  # [...]
+    cells = torch.arange(size, device=nu.device)
+    near_x = (cells - (mode % size).unsqueeze(-1)).abs() <= radius  # [..., G]
+    near_y = (cells - mode.div(size, rounding_mode="floor").unsqueeze(-1)).abs() <= radius
+    window = nu * near_y.unsqueeze(-1) * near_x.unsqueeze(-2)
+    return expected_location(window / window.sum((-1, -2), keepdim=True).clamp_min(EPS))
+
+
+def entropy(nu: Tensor) -> Tensor:
+    """Entropy of each distribution over ln G², in [0, 1]: [..., G, G] → [...]."""
+    cells = nu.shape[-1] * nu.shape[-2]
+    if cells == 1:
+        return nu.sum((-1, -2)) * 0.0
+    return -(nu * nu.clamp_min(EPS).log()).sum((-1, -2)) / math.log(cells)
+
+
+def unit_length(z: Tensor) -> Tensor:
+    """Scale each expression [..., C] to length 1: ‖D‖ no longer sets the scale of the distance."""
+    return F.normalize(z, dim=-1, eps=1e-6)
