@@ -1,6 +1,7 @@
 """Eq. 1–9 and Algorithms 1 and 2 of the paper as float64 NumPy loops: slow, literal, never imported by src.
 
-Written from the paper's text and the decisions of docs/paper.md, one image and one number at a time. Locations are (x, y).
+Written from the paper's text and the decisions of docs/paper.md, one image and one number at a time.
+Locations are (x, y).
 """
 
 import math
@@ -19,11 +20,15 @@ def window(phi: np.ndarray, x: int, y: int, side: int) -> np.ndarray:
     return patch
 
 
-def template_norm(template: np.ndarray, x: int, y: int, size: int, masked: bool) -> float:
-    """‖D‖, or that of the entries that lie on the grid when D is centred at (x, y)."""
-    if not masked:
-        return math.sqrt(float((template**2).sum()))
-    return math.sqrt(float((template**2 * window(np.ones((size, size)), x, y, len(template))).sum()))
+def visible_share(template: np.ndarray, x: int, y: int, size: int) -> float:
+    """The share of ‖D‖² that lies on the grid when D is centred at (x, y)."""
+    return float((template**2 * window(np.ones((size, size)), x, y, len(template))).sum() / (template**2).sum())
+
+
+def response(phi: np.ndarray, template: np.ndarray, x: int, y: int, exact: bool) -> float:
+    """(D ∗ φ)(μ); exact: over the visible share, as if the rest of the template went on in the same way."""
+    r = float((template * window(phi, x, y, len(template))).sum())
+    return r / visible_share(template, x, y, len(phi)) if exact else r
 
 
 def scalar_lasso(r: float, norm: float, lam: float) -> float:
@@ -39,16 +44,14 @@ def lasso_objective(beta: float, patch: np.ndarray, template: np.ndarray, lam: f
 def parse_part(phi, templates, lam, temperature, exact, normalised, zeta):
     """Algorithm 1 for one image [C, G, G], one scale and one part [C, s, s]: ν [G, G], μ, z [C], entropy over ln G²."""
     channels, size, _ = phi.shape
-    side = templates.shape[-1]
     if normalised:
         phi = phi / math.sqrt(float((phi**2).mean()))
     score = np.zeros((size, size))
     for y in range(size):
         for x in range(size):
             for c in range(channels):
-                norm = template_norm(templates[c], x, y, size, masked=exact)
-                response = float((templates[c] * window(phi[c], x, y, side)).sum())
-                a, lam_c = response / norm, lam / (2 * norm)
+                norm = math.sqrt(float((templates[c] ** 2).sum()))
+                a, lam_c = response(phi[c], templates[c], x, y, exact) / norm, lam / (2 * norm)
                 score[y, x] += max(0.0, a - lam_c) ** 2 if exact else (a - lam_c) ** 2  # Eq. 4, 5
     if normalised:
         score = score / channels
@@ -67,9 +70,9 @@ def parse_part(phi, templates, lam, temperature, exact, normalised, zeta):
             if nu[y, x] > 0:
                 spread -= nu[y, x] * math.log(nu[y, x]) / math.log(size * size)
             for c in range(channels):
-                norm = template_norm(templates[c], x, y, size, masked=exact)
-                response = float((templates[c] * window(phi[c], x, y, side)).sum())
-                z[c] += nu[y, x] * (max(0.0, scalar_lasso(response, norm, lam)) if exact else response / norm**2)
+                norm = math.sqrt(float((templates[c] ** 2).sum()))
+                r = response(phi[c], templates[c], x, y, exact)
+                z[c] += nu[y, x] * (max(0.0, scalar_lasso(r, norm, lam)) if exact else r / norm**2)
     if not exact:  # S_ζ of Eq. 6
         z = np.where(np.abs(z) >= zeta, z, 0.0)
     return nu, mu, z, spread
@@ -126,7 +129,11 @@ def diversity(nu: np.ndarray, normalised: bool) -> float:
     """ℓ_div of Eq. 9 for one image, ν [S, K, G, G]."""
     scales, parts = nu.shape[:2]
     total = -sum(
-        hellinger(nu[s, p], nu[s, other]) for s in range(scales) for p in range(parts) for other in range(parts) if other != p
+        hellinger(nu[s, p], nu[s, other])
+        for s in range(scales)
+        for p in range(parts)
+        for other in range(parts)
+        if other != p
     )
     return total / (scales * parts * (parts - 1)) if normalised else total
 

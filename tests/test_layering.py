@@ -18,6 +18,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("recognition",),
     ("figures", "report", "part_quality", "export"),  # one room: these may import each other
+    ("demo",),
     ("serve",),
     ("cli",),
 )

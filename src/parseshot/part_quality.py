@@ -1,8 +1,8 @@
 """Are the parts parts? Annotated positions predicted from part locations by a linear map, against four floors.
 
-Protocol P-A (Huang & Li 2020; PDiscoNet; PDiscoFormer): part locations and landmarks are normalised by the object's box;
-for each landmark a linear map from all part locations is fitted on the images of one set of classes where it is visible,
-and its mean Euclidean error measured on others. Here it is fitted on base classes and measured on unseen ones. More
+Protocol P-A (Huang & Li 2020; PDiscoNet; PDiscoFormer): part locations and landmarks are normalised by the object's
+box; for each landmark a linear map from all part locations is fitted on images of some classes where it is visible, and
+its mean Euclidean error measured on others. Here it is fitted on base classes and measured on unseen ones. More
 locations lower the error whatever they are, so scores and floors are compared at the same number of locations.
 
 Letters: n images, S scales, K parts, P landmarks.
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from parseshot.data.packed import Pack
 from parseshot.engine.model import Model
@@ -55,7 +54,7 @@ def regression_error(
 
 @torch.inference_mode()
 def locate(model: Model, pack: Pack, numbers: np.ndarray) -> dict[str, np.ndarray]:
-    """Locations in pixels by name: the parts' at each scale and averaged over scales, and those of the floors, [n, K, 2]."""
+    """Locations [n, K, 2] in pixels by name: the parts' at each scale and averaged over scales, and the floors'."""
     if not isinstance(model.method, DOP):
         raise ModelError(f"method {model.config.method!r} finds no parts")
     model.eval()

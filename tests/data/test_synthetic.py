@@ -1,6 +1,8 @@
 """The drawn field guide: reproducible, fine-grained, and truthful about where its parts are."""
 
 import hashlib
+import itertools
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +14,19 @@ import pytest
 from PIL import Image
 
 from parseshot.data import synthetic
-from parseshot.data.synthetic import FAMILY_SIZE, PART_NAMES, Species, draw, draw_many, make_species
+from parseshot.data.synthetic import (
+    BODY_COLOURS,
+    FAMILY_SIZE,
+    LOOKS,
+    MOST_SPECIES,
+    PALETTE,
+    PART_NAMES,
+    Species,
+    draw,
+    draw_many,
+    make_species,
+    vocabulary,
+)
 
 SOURCE = Path(synthetic.__file__).parents[2]
 DIGEST_SCRIPT = """
@@ -61,7 +75,52 @@ def test_a_drawing_has_the_promised_shapes_and_types() -> None:
     assert (drawing.box.shape, drawing.box.dtype) == ((4,), np.float32)
 
 
-@pytest.mark.parametrize("count", [1, 7, 1000])
+@pytest.mark.parametrize("part", PART_NAMES)
+def test_every_part_of_every_species_is_from_the_vocabulary(part: str) -> None:
+    assert 6 <= len(vocabulary(part)) <= LOOKS
+    for seed in range(3):
+        assert {s.trait(part) for s in make_species(100, seed)} <= set(vocabulary(part))
+
+
+@pytest.mark.parametrize("part", PART_NAMES)
+def test_looks_of_a_part_have_clearly_different_colours(part: str) -> None:
+    for a, b in itertools.combinations(vocabulary(part), 2):
+        distance = math.dist(PALETTE[a.colour], PALETTE[b.colour])
+        assert distance >= (110 if a.shape == b.shape else 75), (a, b)
+    seconds = [look.second for look in vocabulary(part) if look.pattern != "plain"]
+    assert len(set(seconds)) == len(seconds)
+    for look in vocabulary(part):
+        assert look.second == look.colour or math.dist(PALETTE[look.colour], PALETTE[look.second]) >= 110
+        assert (look.second == look.colour) == (look.pattern == "plain")
+        assert part in ("beak", "legs") or look.colour not in BODY_COLOURS
+
+
+@pytest.mark.parametrize("part", PART_NAMES)
+def test_two_looks_of_a_part_differ_in_most_of_its_pixels(part: str) -> None:
+    scene = 6  # every part of these two shows in full
+    for species in make_species(10)[::5]:
+        looks = [replace(species, **{part: look}) for look in vocabulary(part)]
+        images = [draw(s, scene).image for s in looks]
+        areas = [
+            changed_pixels(*(draw(recoloured(plain(s), part, c), scene).image for c in ("black", "yellow")))
+            for s in looks
+        ]
+        for a, b in itertools.combinations(range(len(looks)), 2):
+            area = areas[a] | areas[b]
+            changed = changed_pixels(images[a], images[b]) & area
+            assert changed.sum() > 0.5 * area.sum(), (looks[a].trait(part), looks[b].trait(part))
+
+
+@pytest.mark.parametrize("part", PART_NAMES)
+def test_no_single_part_gives_a_species_away(part: str) -> None:
+    species = make_species(100)
+    for look in vocabulary(part):
+        wearers = [s for s in species if s.trait(part) == look]
+        assert len(wearers) >= 3
+        assert len({s.family for s in wearers}) >= 2
+
+
+@pytest.mark.parametrize("count", [1, 7, MOST_SPECIES])
 def test_species_are_distinct_in_name_and_looks(count: int) -> None:
     species = make_species(count, seed=5)
     assert len(species) == count
@@ -76,7 +135,7 @@ def test_a_larger_count_only_appends() -> None:
 
 
 def test_members_of_a_family_have_a_relative_one_or_two_parts_away() -> None:
-    species = make_species(200)
+    species = make_species(1000)
     for start in range(0, len(species), FAMILY_SIZE):
         family = species[start : start + FAMILY_SIZE]
         assert len({(s.family, s.build, s.body) for s in family}) == 1
@@ -169,7 +228,11 @@ def test_a_picture_does_not_depend_on_the_others() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: make_species(0), "count is 0; it must be at least 1"),
+        (lambda: make_species(0), "count is 0; it must be from 1 to 20000"),
+        (lambda: make_species(20_001), "count is 20001; it must be from 1 to 20000"),
+        (lambda: make_species(1, seed=-1), "seed is -1; it must be at least 0"),
+        (lambda: draw(make_species(1)[0], -1), "seed is -1; it must be at least 0"),
+        (lambda: draw_many(make_species(1), 1, seed=-1), "seed is -1; it must be at least 0"),
         (lambda: draw(make_species(1)[0], 0, size=31), "size is 31; it must be at least 32"),
         (lambda: draw_many(make_species(1), 0), "per_species is 0; it must be at least 1"),
         (lambda: draw_many(make_species(1), 1, workers=0), "workers is 0; it must be at least 1"),

@@ -2,14 +2,18 @@
 
 import numpy as np
 import pytest
-import reference
 import torch
 
+import reference
 from parseshot.parts import losses
 from parseshot.parts.distance import distance
 from parseshot.parts.parsing import parse
 
-PRESETS = [pytest.param(True, True, id="lasso"), pytest.param(False, False, id="paper"), pytest.param(False, True, id="mixed")]
+PRESETS = [
+    pytest.param(True, True, id="lasso"),
+    pytest.param(False, False, id="paper"),
+    pytest.param(False, True, id="mixed"),
+]
 SCALES = (1, 3, 5)
 
 
@@ -19,7 +23,7 @@ def make(exact: bool, size: int = 5, channels: int = 3, parts: int = 3, images: 
     templates = [random.normal(size=(parts, channels, side, side)) + 0.7 for side in SCALES]
     # The literal (a − λ/2‖D‖)² of the reference loses digits as ‖D‖ → 0; `test_a_tiny_template_…` goes there.
     templates = [np.copysign(np.abs(one) + 0.1, one) for one in templates]
-    return phi, templates, dict(lam=0.6, zeta=0.0 if exact else 0.05)
+    return phi, templates, {"lam": 0.6, "zeta": 0.0 if exact else 0.05}
 
 
 def fast(phi, templates, temperatures, exact, normalised, dtype=torch.float64, **constants):

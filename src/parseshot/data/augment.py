@@ -1,4 +1,4 @@
-"""The paper's augmentation on batches of tensors: horizontal flip and perspective distortion, each image its own draw."""
+"""The paper's augmentation on batches: horizontal flip and perspective distortion, each image its own draw."""
 
 import torch
 import torch.nn.functional as F
@@ -46,5 +46,7 @@ def homography(source: Tensor, target: Tensor) -> Tensor:
     one, zero = torch.ones_like(x), torch.zeros_like(x)
     upper = torch.stack((x, y, one, zero, zero, zero, -x * u, -y * u), -1)
     lower = torch.stack((zero, zero, zero, x, y, one, -x * v, -y * v), -1)
-    solution = torch.linalg.solve(torch.cat((upper, lower), 1), torch.cat((u, v), 1).unsqueeze(-1)).squeeze(-1)  # [B, 8]
+    solution = torch.linalg.solve(torch.cat((upper, lower), 1), torch.cat((u, v), 1).unsqueeze(-1)).squeeze(
+        -1
+    )  # [B, 8]
     return torch.cat((solution, torch.ones_like(solution[:, :1])), 1).view(-1, 3, 3)

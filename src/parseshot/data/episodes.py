@@ -59,6 +59,6 @@ def check_episode(images: Mapping[int, np.ndarray], *, way: int, shots: Sequence
     for number, members in images.items():
         if len(members) < need:
             raise DataError(
-                f"class number {number} has {len(members)} images, an episode needs {max(shots)} support + {queries} query "
-                f"= {need}; ask for fewer or add photos"
+                f"class number {number} has {len(members)} images, an episode needs {max(shots)} support + "
+                f"{queries} query = {need}; ask for fewer or add photos"
             )

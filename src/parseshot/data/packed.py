@@ -55,6 +55,14 @@ class Pack:
         bounds = np.searchsorted(self.labels[order], np.arange(len(self.classes) + 1))
         return {number: order[bounds[number] : bounds[number + 1]] for number in classes}
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Number of classes and images of each split."""
+        split_of_image = np.array(self.splits)[self.labels]
+        return {
+            split: {"classes": self.splits.count(split), "images": int((split_of_image == split).sum())}
+            for split in SPLITS
+        }
+
     def load(self, numbers: np.ndarray | Sequence[int]) -> Tensor:
         """Images as float [B, 3, H, W] in [0, 1], channels_last in memory."""
         pixels = torch.from_numpy(self.images[np.asarray(numbers)])  # [B, H, W, 3]
@@ -112,7 +120,9 @@ def _read_index(path: Path) -> dict[str, Any]:
     try:
         index = json.loads((path / INDEX).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path} is not a prepared data set (no {INDEX}); make one with: parseshot data prepare") from None
+        raise DataError(
+            f"{path} is not a prepared data set (no {INDEX}); make one with: parseshot data prepare"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path / INDEX} is damaged ({error}); prepare the data again") from None
     version = index.get("schema_version") if isinstance(index, dict) else None

@@ -19,7 +19,9 @@ SCHEMA_VERSION = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
-def save(path: Path | str, weights: Mapping[str, Tensor], model: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+def save(
+    path: Path | str, weights: Mapping[str, Tensor], model: Mapping[str, Any], provenance: Mapping[str, Any]
+) -> None:
     """Write a checkpoint into a temporary neighbour, then put it in place of the old one."""
     bad = [name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if bad:
@@ -78,7 +80,13 @@ def check_weights(path: Path | str, found: Mapping[str, Tensor], expected: Mappi
 
 def card(model: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
     """The model card: what it is, what it was trained on, what was measured."""
-    lines = ["---", "library_name: parseshot", "pipeline_tag: image-classification", "tags: [few-shot, fine-grained]", "---"]
+    lines = [
+        "---",
+        "library_name: parseshot",
+        "pipeline_tag: image-classification",
+        "tags: [few-shot, fine-grained]",
+        "---",
+    ]
     lines += [f"# {model['method']} on {model['backbone']}, {model['image_size']} px", ""]
     lines += [f"- {key}: {_short(value)}" for key, value in provenance.items()]
     return "\n".join(lines) + "\n"

@@ -45,7 +45,9 @@ class Accuracy:
         return Interval.of(self.episodes)
 
 
-def encode_split(model: Model, pack: Pack, split: str, progress: Progress | None = None) -> tuple[Encoding, dict[int, np.ndarray]]:
+def encode_split(
+    model: Model, pack: Pack, split: str, progress: Progress | None = None
+) -> tuple[Encoding, dict[int, np.ndarray]]:
     """Encode each image of a split once: the encoding, and for each class the rows that belong to it."""
     if pack.size != model.config.image_size:
         raise DataError(f"{pack.path} holds images of {pack.size} px, the model wants {model.config.image_size} px")
@@ -84,7 +86,7 @@ def evaluate(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Accuracy]:
-    """Accuracy on `episodes` episodes for each number of shots. The same arguments give the same episodes to any model."""
+    """Accuracy over episodes for each number of shots. The same arguments give the same episodes to any model."""
     refuse_seen_classes(model, pack, split)
     encoding, rows = encode_split(model, pack, split, progress)
     model.eval()

@@ -20,7 +20,7 @@ from parseshot.data.augment import augment
 from parseshot.data.episodes import Episode, draw_episode
 from parseshot.data.packed import Pack
 from parseshot.engine.evaluation import Interval, encode_split, score_episode
-from parseshot.engine.model import Model
+from parseshot.engine.model import Model, ModelConfig
 from parseshot.errors import DataError, ModelError
 
 Report = Callable[[dict[str, float]], None]
@@ -44,10 +44,20 @@ class TrainingConfig(Config):
     seed: int = Field(0, ge=0)
 
 
+def start_run(
+    model: ModelConfig, pack: Pack, config: TrainingConfig, out: Path | str, report: Report | None = None
+) -> dict[str, Any]:
+    """Build a model from the recipe's seed and train it into a directory that holds no other run."""
+    if Path(out).exists() and any(Path(out).iterdir()):
+        raise DataError(f"{out} exists and is not empty; choose another --out")
+    torch.manual_seed(config.seed)
+    return train(Model(model), pack, config, out, report)
+
+
 def train(
     model: Model, pack: Pack, config: TrainingConfig, out: Path | str, report: Report | None = None
 ) -> dict[str, Any]:
-    """Train on the base classes; keep the weights that do best on the val classes in `out`/best, the last in `out`/last.
+    """Train on the base classes; keep the weights best on the val classes in `out`/best, the last in `out`/last.
 
     Returns what is also written into the checkpoint as its provenance. Each step's figures go to `out`/metrics.jsonl.
     """
@@ -111,9 +121,7 @@ def train_step(
     """One episode: support and query images in one forward pass, Algorithm 2, one step of the optimiser."""
     model.train()
     numbers = np.concatenate((episode.support, episode.query))
-    images = augment(
-        pack.load(numbers), flip=config.flip, perspective=config.perspective, seed=config.seed, step=step
-    )
+    images = augment(pack.load(numbers), flip=config.flip, perspective=config.perspective, seed=config.seed, step=step)
     encoding = model(images)
     support, query = encoding.take(slice(len(episode.support))), encoding.take(slice(len(episode.support), None))
     labels, targets = torch.from_numpy(episode.support_labels), torch.from_numpy(episode.query_labels)
@@ -128,7 +136,7 @@ def train_step(
 
 
 def validate(model: Model, pack: Pack, config: TrainingConfig) -> Interval:
-    """5-way 5-shot accuracy on fixed episodes of the val classes (fewer ways, shots or queries where they are short)."""
+    """5-way 5-shot accuracy on fixed episodes of the val classes (fewer where they are short of images)."""
     encoding, rows = encode_split(model, pack, "val")
     model.eval()
     way, smallest = min(5, len(rows)), min(len(images) for images in rows.values())

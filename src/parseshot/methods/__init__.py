@@ -9,7 +9,17 @@ from parseshot.methods.base import Encoding, Method
 from parseshot.methods.dop import DOP, PRESETS, DOPConfig
 from parseshot.methods.protonet import ProtoNet, ProtoNetConfig
 
-__all__ = ["DOP", "METHODS", "DOPConfig", "Encoding", "Method", "MethodEntry", "ProtoNet", "ProtoNetConfig", "build_method"]
+__all__ = [
+    "DOP",
+    "METHODS",
+    "DOPConfig",
+    "Encoding",
+    "Method",
+    "MethodEntry",
+    "ProtoNet",
+    "ProtoNetConfig",
+    "build_method",
+]
 
 
 class MethodEntry(NamedTuple):
@@ -25,7 +35,9 @@ METHODS: dict[str, MethodEntry] = {
     "dop": MethodEntry(DOP, PRESETS["lasso"], 2022, "Deep Object Parsing, exact LASSO form (the default)"),
     "dop-paper": MethodEntry(DOP, PRESETS["paper"], 2022, "Deep Object Parsing, formulas as printed"),
     "protonet": MethodEntry(ProtoNet, ProtoNetConfig(), 2017, "nearest class mean of the flattened feature map"),
-    "protonet-pooled": MethodEntry(ProtoNet, ProtoNetConfig(pooled=True), 2017, "nearest class mean of the pooled features"),
+    "protonet-pooled": MethodEntry(
+        ProtoNet, ProtoNetConfig(pooled=True), 2017, "nearest class mean of the pooled features"
+    ),
 }
 
 

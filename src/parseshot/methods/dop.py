@@ -1,5 +1,6 @@
 """Deep Object Parsing: recognise by the parts found, the templates they express and how they lie to each other."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -31,35 +32,37 @@ class DOPConfig(Config):
     scales: Annotated[tuple[int, ...], AfterValidator(_odd_sides)] = (1, 3, 5)  # S
     exact: bool = True  # the scalar LASSO solution and masked norms; otherwise Eq. 4–6 as printed
     normalised: bool = True  # unit RMS, unit length, means instead of sums, learned T, gamma and logit scale
-    lam: float = Field(0.5, ge=0)  # λ of Eq. 1
+    lam: float = Field(0.05, ge=0)  # λ of Eq. 1, in units of φ·D
     zeta: float = Field(0.05, ge=0)  # ζ of Eq. 6, as printed only
     temperature: float = Field(0.01, gt=0)  # T of Eq. 5, as printed only; normalised: learned from `start_entropy`
     start_entropy: float = Field(0.5, gt=0, lt=1)  # mean normalised entropy of ν before training, normalised only
     gamma: float = Field(0.1, ge=0)  # weight of the geometric term; normalised: where it starts
     logit_scale: float = Field(10.0, gt=0)  # where the learned scale of −d starts, normalised only
-    eta: float = Field(0.1, ge=0)  # weight of the diversity prior, Algorithm 2
+    eta: float = Field(1.0, ge=0)  # weight of the diversity prior, Algorithm 2
     reweight: bool = True  # α of Eq. 7; False weighs all parts alike
     geometry: bool = True  # the geometric term of Eq. 7
 
 
 PRESETS = {
     "lasso": DOPConfig(),
-    "paper": DOPConfig(preset="paper", exact=False, normalised=False, lam=0.1, gamma=0.01, eta=1.0),
+    "paper": DOPConfig(preset="paper", exact=False, normalised=False, lam=0.05, gamma=0.01),
 }
 
 
 class DOP(Method):
-    """"Fine-grained Few-shot Recognition by Deep Object Parsing", 2022 (no public code).
+    """ "Fine-grained Few-shot Recognition by Deep Object Parsing", 2022 (no public code).
 
-    Each image is parsed once into K parts at S scales (Algorithm 1). A query is compared with a class part by part, over
-    all pairs of scales, weighted by how sure both locations are, plus the difference of the part polygons (Eq. 7).
+    Each image is parsed once into K parts at S scales (Algorithm 1). A query is compared with a class part by part,
+    over all pairs of scales, weighted by how sure both locations are, plus the difference of the part polygons (Eq. 7).
     """
 
     def __init__(self, channels: int, size: int, config: DOPConfig) -> None:
         super().__init__()
         self.config = config
         if max(config.scales) > size:
-            raise UsageError(f"scales {list(config.scales)}: a template of side {max(config.scales)} is larger than the grid {size}×{size}")
+            raise UsageError(
+                f"scales {list(config.scales)}: {max(config.scales)} is larger than the grid {size}×{size}"
+            )
         self.templates = Templates(channels, parts=config.parts, scales=config.scales)
         if config.reweight and config.parts > 1:
             self.slopes = nn.Parameter(torch.full((2,), -1.0))  # a sure location weighs more
@@ -148,10 +151,9 @@ class DOP(Method):
         if self.config.normalised:
             score = self.parse(features).score  # [B, S, K, G, G]
             target = self.config.start_entropy
-            for index in range(len(self.config.scales)):
-                self.log_temperature[index] = _bisect(
-                    lambda t, s=score[:, index]: _softmax_entropy(s, t) - target, low=-20.0, high=20.0
-                )
+            for index, maps in enumerate(score.unbind(1)):
+                above = functools.partial(_entropy_above, maps, target)
+                self.log_temperature[index] = _bisect(above, low=-20.0, high=20.0)
             return
         start = [template.clone() for template in self.templates.maps]
 
@@ -165,9 +167,9 @@ class DOP(Method):
         spread(_bisect(spread, low=-15.0, high=15.0))
 
 
-def _softmax_entropy(score: Tensor, log_temperature: float) -> float:
+def _entropy_above(score: Tensor, target: float, log_temperature: float) -> float:
     nu = torch.softmax(score.flatten(-2) * math.exp(-log_temperature), -1).view_as(score)
-    return float(entropy(nu).mean())
+    return float(entropy(nu).mean()) - target
 
 
 def _bisect(function: Callable[[float], float], *, low: float, high: float, steps: int = 40) -> float:

@@ -71,7 +71,7 @@ def psi(mu: Tensor) -> Tensor:
 
 
 def is_degenerate(mu: Tensor, tolerance: float = 0.05) -> Tensor:
-    """True where all parts lie within `tolerance` cells of each other, so that geometry says nothing: [..., K, 2] → [...]."""
+    """True where all parts lie within `tolerance` cells, so that geometry says nothing: [..., K, 2] → [...]."""
     if mu.shape[-2] < 2:
         return torch.ones(mu.shape[:-2], dtype=torch.bool, device=mu.device)
     return side_lengths(mu).amax(-1) < tolerance

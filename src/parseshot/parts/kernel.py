@@ -1,17 +1,17 @@
-"""The inner loop of PARSE, for one scale: correlate, threshold, locate (Eq. 5) and express (Eq. 6) without leaving the cache.
+"""The inner loop of PARSE for one scale: correlate, threshold, locate (Eq. 5) and express (Eq. 6), within the cache.
 
 Written with the usual operators, the [B, C, K, G, G] responses of Eq. 5 and 6 are read and written about twenty times
 in a training step, and that traffic, not the arithmetic, is the cost of the parse. Here it is one autograd function:
 
-* the algebra is reduced to one quantity a cell. With w = 1/‖D‖² and, in the LASSO form, y = max(0, r − λ/2), the
-  expression of a cell is y·w and its gain is y²·w. In the printed form y = r, the expression is y·w again, and the gain
-  (r − λ/2)²·w is y·(y − λ)·w plus a constant that the softmax cancels (and float32 would not: it grows as 1/‖D‖²);
+* the algebra is reduced to one quantity a cell: x = max(0, a − λ_c) in the LASSO form, whose square is the gain of the
+  cell and which over ‖D‖ is its expression. In the printed form x = a, and (a − λ_c)² is x·(x − 2λ_c) plus a constant
+  that the softmax cancels (and float32 would not: it grows as 1/‖D‖²);
 * channels are visited in blocks small enough to stay in cache between the passes;
-* only y is kept for the backward pass; its gradient exists one block at a time;
+* only x is kept for the backward pass; its gradient exists one block at a time;
 * the correlation is a batched matrix product: D as a banded matrix along x, the s neighbouring rows stacked along y.
 
-Letters: B images, C channels, K parts, G×G cells, s template side. Cells are ordered [x, y] and images come last, so that
-every pass runs along contiguous memory.
+Letters: B images, C channels, K parts, G×G cells, s template side. Cells are ordered [x, y] and images come last, so
+that every pass runs along contiguous memory.
 """
 
 import functools
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 1 << 19  # elements of y visited at a time: 2 MiB in float32, measured best of 2^16 … 2^21
+BLOCK_ELEMENTS = 1 << 19  # elements of x visited at a time: 2 MiB in float32, measured best of 2^16 … 2^21
 
 
 @functools.lru_cache(maxsize=64)
@@ -72,10 +72,10 @@ class LocateAndExpress(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, phi: Tensor, matrix: Tensor, weight: Tensor, sharpness: Tensor | None, half_lambda: float, positive: bool
+        ctx: Any, phi: Tensor, matrix: Tensor, unit: Tensor, level: Tensor, sharpness: Tensor | None, positive: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         channels, size, _, batch = phi.shape
-        parts, cells = weight.shape[1], size * size
+        parts, cells = unit.shape[1], size * size
         side = matrix.shape[2] // size if matrix.shape[1] > parts else 1
         block = max(1, BLOCK_ELEMENTS // (parts * cells * batch))
         blocks = [slice(start, start + block) for start in range(0, channels, block)]
@@ -84,85 +84,85 @@ class LocateAndExpress(torch.autograd.Function):
         kept = []
         score = phi.new_zeros(parts, cells, batch)
         for span in blocks:
-            y = torch.bmm(matrix[span], _columns(phi[span], side)).view(-1, parts, cells, batch)
+            x = torch.bmm(matrix[span], _columns(phi[span], side)).view(-1, parts, cells, batch)  # r
+            x.mul_(unit[span, :, :, None])  # a = θ ∗ φ
             if positive:
-                y.sub_(half_lambda).relu_()
-            gain = torch.mul(y, y, out=work[: len(y)])
-            if not positive:
-                gain.sub_(y, alpha=2 * half_lambda)
-            score += gain.mul_(weight[span, :, :, None]).sum(0)  # the sum over channels of Eq. 4
-            kept.append(y)
+                x.sub_(level[span, :, None, None]).relu_()
+                gain = torch.mul(x, x, out=work[: len(x)])
+            else:
+                gain = torch.sub(x, level[span, :, None, None], alpha=2.0, out=work[: len(x)]).mul_(x)
+            score += gain.sum(0)  # the sum over channels of Eq. 4
+            kept.append(x)
 
         if sharpness is None:  # Eq. 4: argmax
             nu = torch.zeros_like(score).scatter_(1, score.argmax(1, keepdim=True), 1.0)
         else:  # Eq. 5: softmax
             nu = torch.softmax(score * sharpness, 1)
-        z = phi.new_empty(channels, parts, batch)
-        for span, y in zip(blocks, kept, strict=True):
-            shared = torch.mul(y, nu, out=work[: len(y)]).view(-1, cells, batch)
-            torch.bmm(weight[span].reshape(-1, 1, cells), shared, out=z[span].view(-1, 1, batch))  # Σ_μ ν·y/‖D‖²
+        expression = phi.new_empty(channels, parts, batch)
+        for span, x in zip(blocks, kept, strict=True):
+            torch.sum(torch.mul(x, nu, out=work[: len(x)]), 2, out=expression[span])  # E_ν[x], Eq. 6
 
         if sharpness is not None and any(ctx.needs_input_grad):
-            ctx.save_for_backward(phi, matrix, weight, sharpness, nu, score, *kept)
-            ctx.side, ctx.positive, ctx.lam, ctx.blocks = side, positive, 2 * half_lambda, blocks
+            ctx.save_for_backward(phi, matrix, unit, level, sharpness, nu, score, *kept)
+            ctx.side, ctx.positive, ctx.blocks = side, positive, blocks
         ctx.mark_non_differentiable(score)
-        return nu, z, score
+        return nu, expression, score
 
     @staticmethod
-    def backward(ctx: Any, grad_nu: Tensor, grad_z: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        phi, matrix, weight, sharpness, nu, score, *kept = ctx.saved_tensors
+    def backward(ctx: Any, grad_nu: Tensor, grad_expression: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        phi, matrix, unit, level, sharpness, nu, score, *kept = ctx.saved_tensors
         size, batch = phi.shape[1], phi.shape[3]
         work = torch.empty_like(kept[0])
-        grad_weight = torch.empty_like(weight)
-        grad_z = grad_z.contiguous()
+        grad_expression = grad_expression.contiguous()
 
-        # dν: from outside, and from z.   Σ_c dz·y/‖D‖²
-        grad_nu = grad_nu.clone()
-        for span, y in zip(ctx.blocks, kept, strict=True):
-            product = torch.mul(y, grad_z[span, :, None], out=work[: len(y)])
-            grad_nu += (product * weight[span, :, :, None]).sum(0)
-            grad_weight[span] = product.mul_(nu).sum(-1)
+        grad_nu = grad_nu.clone()  # from outside, and from the expression
+        for span, x in zip(ctx.blocks, kept, strict=True):
+            grad_nu += torch.mul(x, grad_expression[span, :, None], out=work[: len(x)]).sum(0)
         grad_logit = nu * (grad_nu - (grad_nu * nu).sum(1, keepdim=True))  # through the softmax
         grad_sharpness = (grad_logit * score).sum()
         grad_score = grad_logit * sharpness  # [K, cells, B]
-
         twice = 2.0 * grad_score
+
         grad_phi, grad_matrix = torch.empty_like(phi), torch.empty_like(matrix)
-        for span, y in zip(ctx.blocks, kept, strict=True):
-            # dy = (2·y·dscore + ν·dz)/‖D‖² where y is above the threshold; as printed, (2·y − λ)·dscore + …
-            shifted = y if ctx.positive else y - ctx.lam
-            grad_weight[span] += torch.mul(y, grad_score, out=work[: len(y)]).mul_(shifted).sum(-1)
-            torch.mul(grad_z[span, :, None], nu, out=work[: len(y)])
-            grad_y = work[: len(y)].addcmul_(y, twice)
-            if not ctx.positive:
-                grad_y.sub_(grad_score, alpha=ctx.lam)
-            grad_y.mul_(weight[span, :, :, None])
-            if ctx.positive:
-                grad_y = torch.ops.aten.threshold_backward(grad_y, y, 0)
-            grad_y = grad_y.view(-1, matrix.shape[1], grad_y[0].numel() // matrix.shape[1])
-            grad_columns = torch.bmm(matrix[span].transpose(1, 2), grad_y)
-            grad_phi[span] = _fold(grad_columns, ctx.side, size, batch)
-            torch.bmm(grad_y, _columns(phi[span], ctx.side).transpose(1, 2), out=grad_matrix[span])
-        return grad_phi, grad_matrix, grad_weight, grad_sharpness, None, None
+        grad_unit, grad_level = torch.empty_like(unit), torch.empty_like(level)
+        for span, x in zip(ctx.blocks, kept, strict=True):
+            grad_x = torch.mul(grad_expression[span, :, None], nu, out=work[: len(x)]).addcmul_(x, twice)
+            if ctx.positive:  # x = max(0, a − λ_c), gain x²: a = x + λ_c where x > 0
+                grad_x = torch.ops.aten.threshold_backward(grad_x, x, 0)
+                total = grad_x.sum(-1)  # [c, K, cells]
+                grad_level[span] = -total.sum(-1)
+                response = total.mul_(level[span, :, None])
+            else:  # x = a, gain x·(x − 2λ_c)
+                grad_level[span] = -(x * twice).sum((2, 3))
+                grad_x.addcmul_(level[span, :, None, None], twice, value=-1.0)
+                response = 0.0
+            grad_unit[span] = (grad_x * x).sum(-1).add_(response).div_(unit[span])  # a = r·unit, so r = a/unit
+            grad_r = grad_x.mul_(unit[span, :, :, None]).view(len(x), matrix.shape[1], -1)
+            grad_phi[span] = _fold(torch.bmm(matrix[span].transpose(1, 2), grad_r), ctx.side, size, batch)
+            torch.bmm(grad_r, _columns(phi[span], ctx.side).transpose(1, 2), out=grad_matrix[span])
+        return grad_phi, grad_matrix, grad_unit, grad_level, grad_sharpness, None
 
 
 def locate_and_express(
-    phi: Tensor, templates: Tensor, weight: Tensor, sharpness: Tensor | None, *, half_lambda: float, positive: bool
+    phi: Tensor, templates: Tensor, unit: Tensor, level: Tensor, sharpness: Tensor | None, *, positive: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 5 and 6 for one scale.
 
     phi: features [C, G, G, B], cells ordered [x, y].
     templates: D [K, C, s, s], ordered [row, column].
-    weight: 1/‖D‖² at each cell, [C, K, G, G], cells ordered [x, y].
+    unit: what turns the response r = D ∗ φ into a = θ ∗ φ at each cell, [C, K, G, G], cells ordered [x, y].
+    level: λ_c, [C, K].
     sharpness: scalar that multiplies the summed gain before the softmax (1/T, or 1/(C·T) for a mean);
         None takes the argmax of Eq. 4 (no gradient).
-    positive: the LASSO solution, y = max(0, r − λ/2); otherwise y = r, as printed.
+    positive: x = max(0, a − λ_c), the LASSO solution; otherwise x = a, as printed.
 
-    Returns nu [K, G, G, B], the expression Σ_μ ν·y/‖D‖² [C, K, B], and the summed gain [K, G, G, B] without gradient
+    Returns nu [K, G, G, B], the expression E_ν[x] [C, K, B], and the summed gain [K, G, G, B] without gradient
     (as printed: less the constant Σ_c λ_c²).
     """
-    parts, _, size = templates.shape[0], templates.shape[1], phi.shape[1]
+    parts, size = templates.shape[0], phi.shape[1]
     matrix = correlation_matrix(templates, size)
-    nu, z, score = LocateAndExpress.apply(phi.contiguous(), matrix, weight.flatten(2), sharpness, half_lambda, positive)
+    nu, expression, score = LocateAndExpress.apply(
+        phi.contiguous(), matrix, unit.flatten(2).contiguous(), level.contiguous(), sharpness, positive
+    )
     grid = (parts, size, size, phi.shape[3])
-    return nu.view(grid), z, score.view(grid)
+    return nu.view(grid), expression, score.view(grid)

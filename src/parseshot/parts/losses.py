@@ -1,4 +1,4 @@
-"""Training losses: cross-entropy over −d (Eq. 8), diversity of parts (Eq. 9), and their sum over an episode (Algorithm 2)."""
+"""Training losses: cross-entropy over −d (Eq. 8), diversity of parts (Eq. 9), and their sum (Algorithm 2)."""
 
 import torch
 import torch.nn.functional as F

@@ -1,13 +1,18 @@
 """PARSE (Algorithm 1): where each part of an object is (Eq. 3–5) and which templates it expresses (Eq. 6).
 
 Letters: B images, C channels, K parts, S scales, G×G cells. Locations are (x, y) in cells: the centre of the top left
-cell is (0, 0). The temperature T divides. For one channel, Eq. 1 is a scalar LASSO: with r = (D ∗ φ)(μ),
+cell is (0, 0). The temperature T divides. For one channel, Eq. 1 is a scalar LASSO. With r = (D ∗ φ)(μ), a = r/‖D‖ and
+λ_c = λ/(2‖D‖),
 
-    min_β ‖φ_M(μ) − D·β‖² + λ|β|   has the non-negative solution   z(μ) = max(0, r − λ/2) / ‖D‖²
-                                   and lowers the error by          max(0, r − λ/2)² / ‖D‖²   (its gain).
+    min_β ‖φ_M(μ) − D·β‖² + λ|β|   has the non-negative solution   z(μ) = max(0, a − λ_c)/‖D‖
+                                   and lowers the error by          max(0, a − λ_c)²   (its gain).
 
-`exact` uses just that. As printed, Eq. 4 and 5 score a location by the sum of (r − λ/2)²/‖D‖², whatever the sign, and
-Eq. 6 expresses r/‖D‖² and deletes entries below ζ. Both are this one code with another threshold.
+`exact` uses just that. As printed, Eq. 4 and 5 score a location by the sum of (a − λ_c)², whatever its sign, and Eq. 6
+expresses a/‖D‖ and deletes entries below ζ. Both are this one code with another threshold.
+
+At the border a template sees only a part of itself. As printed, the rest counts as zeros. `exact` solves the same LASSO
+on the cells that are there, with λ and the gain in proportion to the share of ‖D‖² they hold: a = r·‖D‖/‖D_M‖², where
+D_M is the visible part, so that constant features under a constant template score the same everywhere.
 """
 
 import math
@@ -19,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parseshot.parts.kernel import locate_and_express
-from parseshot.parts.templates import squared_norms
+from parseshot.parts.templates import squared_norms, visible_squared_norms
 
 EPS = 1e-12
 
@@ -48,7 +53,7 @@ def parse(
 
     temperature: T of Eq. 5 for each scale, [S]; None is the argmax of Eq. 4 ("hard"), which has no gradient.
     lam: the l1 weight λ of Eq. 1, in units of φ·D.
-    exact: the scalar LASSO solution with the template's norm restricted to the grid; otherwise as printed, with ζ.
+    exact: the scalar LASSO solution, on the visible part of a template; otherwise as printed, zeros outside and ζ.
     normalised: φ scaled to unit root mean square an image, and the mean over channels in Eq. 5 instead of the sum.
     """
     channels, size = phi.shape[1], phi.shape[-1]
@@ -57,13 +62,18 @@ def parse(
     features = phi.permute(1, 3, 2, 0).contiguous()  # [C, G, G, B], cells ordered [x, y]
     maps, expressions, scores = [], [], []
     for index, template in enumerate(templates):
-        weight = squared_norms(template, size, masked=exact).reciprocal().permute(1, 0, 3, 2)  # [C, K, G, G]
+        norm = squared_norms(template).sqrt()  # ‖D‖, [K, C]
+        if exact:
+            unit = norm[..., None, None] / visible_squared_norms(template, size)  # [K, C, G, G]
+        else:
+            unit = norm.reciprocal()[..., None, None].expand(-1, -1, size, size)
         sharpness = None if temperature is None else temperature[index].reciprocal()
         if normalised and sharpness is not None:
             sharpness = sharpness / channels
-        nu, z, score = locate_and_express(
-            features, template, weight, sharpness, half_lambda=lam / 2, positive=exact
-        )  # nu, score [K, G, G, B], z [C, K, B]
+        nu, expression, score = locate_and_express(
+            features, template, unit.permute(1, 0, 3, 2), (lam / 2 / norm).T, sharpness, positive=exact
+        )  # nu, score [K, G, G, B], expression [C, K, B]
+        z = expression / norm.T.unsqueeze(-1)  # [C, K, B]
         if not exact:  # S_ζ of Eq. 6
             z = torch.where(z.abs() >= zeta, z, torch.zeros_like(z))
         maps.append(nu.permute(3, 0, 2, 1))  # [B, K, G, G]

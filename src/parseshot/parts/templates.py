@@ -12,17 +12,26 @@ from torch import Tensor, nn
 EPS = 1e-12  # guards the division by ‖D‖² of an all-zero template
 
 
+START_NORM = 0.1  # of a template: small, so that Adam's steps of fixed size turn it within a few hundred episodes
+OTHER_CHANNELS = 0.1  # how much smaller the templates of channels outside a part's own share start
+
+
 class Templates(nn.Module):
     """D_{s,p,c} in R^{s×s} for every scale s, part p and channel c: one parameter [K, C, s, s] a scale.
 
-    Features behind a ReLU are non-negative, so a template of mixed signs on average answers nothing. Entries start as
-    1 + N(0, 1) instead: every part answers to what is bright, and each weighs cells and channels differently.
+    The paper does not say how D starts. Features behind a ReLU are non-negative, so templates start positive. Every
+    channel weighs the same in Eq. 5 once D is normalised, and only λ_c = λ/(2‖D‖) tells parts from each other at s = 1:
+    so each part starts with a share C/K of the channels as its own, and hears the others only when they are loud.
     """
 
     def __init__(self, channels: int, *, parts: int, scales: Sequence[int]) -> None:
         super().__init__()
         self.scales = tuple(scales)
-        self.maps = nn.ParameterList(1.0 + torch.randn(parts, channels, side, side) for side in self.scales)
+        own = torch.arange(channels) % parts == torch.arange(parts)[:, None]  # [K, C]
+        level = START_NORM * torch.where(own, 1.0, OTHER_CHANNELS)[:, :, None, None]
+        self.maps = nn.ParameterList(
+            level * (1.0 + 0.5 * torch.randn(parts, channels, side, side)) / side for side in self.scales
+        )
 
     def forward(self) -> list[Tensor]:
         return list(self.maps)
@@ -45,21 +54,20 @@ def correlate(phi: Tensor, templates: Tensor) -> Tensor:
     return responses.unflatten(1, (channels, parts)).transpose(1, 2)  # [B, K, C, G, G]
 
 
-def squared_norms(templates: Tensor, size: int, *, masked: bool) -> Tensor:
-    """‖D‖² at each cell of a G×G grid, [K, C, G, G].
+def squared_norms(templates: Tensor) -> Tensor:
+    """‖D‖² of each template: [K, C, s, s] → [K, C]."""
+    return templates.square().sum((-1, -2)).clamp_min(EPS)
 
-    masked: count only the template entries that fall on the grid when it is centred there. A template at the edge is
-    then compared with what it can see, and parts may lie on the border; otherwise its full norm counts everywhere.
 
-    >>> squared_norms(torch.ones(1, 1, 3, 3), 3, masked=True)[0, 0]
+def visible_squared_norms(templates: Tensor, size: int) -> Tensor:
+    """‖D_M‖², the part of ‖D‖² that falls on a G×G grid when the template is centred at each cell: [K, C, G, G].
+
+    >>> visible_squared_norms(torch.ones(1, 1, 3, 3), 3)[0, 0]
     tensor([[4., 6., 4.],
             [6., 9., 6.],
             [4., 6., 4.]])
     """
-    squares = templates.square()
-    if masked:
-        parts, channels, side, _ = templates.shape
-        inside = templates.new_ones(1, 1, size, size)
-        norms = F.conv2d(inside, squares.reshape(parts * channels, 1, side, side), padding=side // 2)
-        return norms.view(parts, channels, size, size).clamp_min(EPS)
-    return squares.sum((-1, -2), keepdim=True).expand(-1, -1, size, size).clamp_min(EPS)
+    parts, channels, side, _ = templates.shape
+    inside = templates.new_ones(1, 1, size, size)
+    squares = templates.square().reshape(parts * channels, 1, side, side)
+    return F.conv2d(inside, squares, padding=side // 2).view(parts, channels, size, size).clamp_min(EPS)

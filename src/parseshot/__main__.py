@@ -1,0 +1,5 @@
+"""python -m parseshot."""
+
+from parseshot.cli import main
+
+main()

@@ -1,0 +1,364 @@
+"""The command line: verbs only. Data goes to stdout, logs and progress to stderr; heavy imports wait for their verb."""
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from parseshot import __version__
+from parseshot.errors import DataError, ParseshotError, UsageError
+
+SCHEMA_VERSION = 1
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Recognise fine-grained things from a few photos of each, and see which parts decided.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Prepare and look at data.")
+app.add_typer(data_app, name="data")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def main() -> NoReturn:
+    """Run the command; an error a user can cause is one sentence and an exit code, never a traceback."""
+    try:
+        code = app(standalone_mode=False)
+    except ParseshotError as error:
+        _fail(f"{error} [{error.code}]", error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.exit(0)
+    except OSError as error:
+        _fail(f"{error} [{DataError.code}]", DataError.exit_code)
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # the option parser's own errors
+            _fail(f"{error.format_message()} [{UsageError.code}]", UsageError.exit_code)
+        traceback.print_exc()
+        _fail("this is a bug in parseshot; please report it with the lines above [E_INTERNAL]", 5)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"parseshot: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _print_json(**values: Any) -> None:
+    print(json.dumps({"schema_version": SCHEMA_VERSION, **values}, indent=1))
+
+
+def _use_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
+
+
+@contextlib.contextmanager
+def _progress(label: str) -> Iterator[Callable[..., None]]:
+    """A bar on stderr with rate and time left; silent where stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(label, total=None, note="")
+
+        def update(done: int, total: int, note: str = "") -> None:
+            bar.update(task, completed=done, total=total, note=note)
+
+        yield update
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"parseshot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Which species and pictures are drawn.")] = 1,
+    threads: Threads = CORES,
+) -> None:
+    """Draw five unseen species, enrol five pictures of each, recognise 75 others, write an HTML report."""
+    from parseshot.demo import run_demo
+
+    _use_threads(threads)
+    with _progress("demo") as update:
+        result = run_demo(out, seed=seed, progress=update)
+    print(f"accuracy {100 * result.accuracy:.1f} % ({result.right} of {result.queries}, {result.classes} species)")
+    print(f"time {result.seconds:.1f} s, of which recognition {1000 * result.seconds_a_picture:.0f} ms a picture")
+    print(f"report {result.report}")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    name: Annotated[str, typer.Argument(help="synthetic (the drawn field guide)")],
+    out: Annotated[Path, typer.Option(help="The directory to write; must not exist.")],
+    source: Annotated[Path | None, typer.Option(help="Folder or archive; synthetic needs none.")] = None,
+    size: Annotated[int, typer.Option(min=32, max=1024, help="Side of the images in pixels.")] = 84,
+    base: Annotated[int, typer.Option(min=1, help="synthetic: species to train on.")] = 200,
+    val: Annotated[int, typer.Option(min=1, help="synthetic: species to choose the model on.")] = 50,
+    novel: Annotated[int, typer.Option(min=1, help="synthetic: species to evaluate on.")] = 50,
+    per_class: Annotated[int, typer.Option(min=1, help="synthetic: pictures of each species.")] = 30,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    workers: Annotated[int, typer.Option(min=1)] = CORES,
+    as_json: Json = False,
+) -> None:
+    """Turn raw pictures into a packed data set, once."""
+    from parseshot.data.prepare import prepare_synthetic
+
+    if name != "synthetic":
+        raise UsageError(f"unknown data set {name!r}; this version prepares: synthetic")
+    if source is not None:
+        raise UsageError("synthetic is drawn, it takes no --source")
+    with _progress("drawing") as update:
+        pack = prepare_synthetic(
+            out,
+            size=size,
+            base=base,
+            val=val,
+            novel=novel,
+            per_species=per_class,
+            seed=seed,
+            workers=workers,
+            progress=update,
+        )
+    _print_pack(pack, as_json)
+
+
+@data_app.command("info")
+def data_info(data: Annotated[Path, typer.Argument(metavar="DIR")], as_json: Json = False) -> None:
+    """Say what a packed data set holds."""
+    from parseshot.data.packed import Pack
+
+    _print_pack(Pack(data), as_json)
+
+
+def _print_pack(pack: Any, as_json: bool) -> None:
+    counts = pack.counts()
+    if as_json:
+        _print_json(path=str(pack.path), name=pack.name, size=pack.size, fingerprint=pack.fingerprint, splits=counts)
+        return
+    print(f"{pack.path}: {pack.name}, {len(pack)} images of {pack.size} px, fingerprint {pack.fingerprint}")
+    for split, count in counts.items():
+        print(f"  {split:6} {count['classes']:5} classes {count['images']:7} images")
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (parseshot recipes) or a TOML file.")],
+    data: Annotated[Path, typer.Option(help="A packed data set.")],
+    out: Annotated[Path, typer.Option(help="The run's directory: best/, last/, metrics.jsonl.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a value, e.g. training.lr=1e-3.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Print the resolved recipe and stop.")] = False,
+    threads: Threads = CORES,
+) -> None:
+    """Train a model in episodes."""
+    from parseshot.engine.recipe import load_recipe
+
+    resolved = load_recipe(recipe, overrides)
+    if dry_run:
+        _print_json(recipe=resolved.model_dump(mode="json"))
+        return
+    from parseshot.data.packed import Pack
+    from parseshot.engine.training import start_run
+
+    _use_threads(threads)
+    total = resolved.training.episodes
+    with _progress("training") as update:
+
+        def report(figures: dict[str, float]) -> None:
+            shown = ("ce", "accuracy", "entropy", "val")
+            update(
+                int(figures["step"]), total, " ".join(f"{key} {figures[key]:.3f}" for key in shown if key in figures)
+            )
+
+        summary = start_run(resolved.model, Pack(data), resolved.training, out, report)
+    print(f"{out}/best and {out}/last written after {summary['episodes_seen']} episodes, {summary['seconds']:.0f} s")
+    print(f"val accuracy of last {100 * summary['val_accuracy']:.1f} % (5-way 5-shot)")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    data: Annotated[Path, typer.Option(help="A packed data set.")],
+    split: Annotated[str, typer.Option(help="base, val or novel.")] = "novel",
+    way: Annotated[int, typer.Option(min=2)] = 5,
+    shots: Annotated[str, typer.Option(help="Support images of each class, e.g. 1,5.")] = "1,5",
+    queries: Annotated[int, typer.Option(min=1, help="Query images of each class.")] = 15,
+    episodes: Annotated[int, typer.Option(min=2)] = 600,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    threads: Threads = CORES,
+    as_json: Json = False,
+) -> None:
+    """Few-shot accuracy on unseen classes: mean over episodes with its 95 % interval."""
+    counts = _shots(shots)
+    from parseshot.data.packed import Pack
+    from parseshot.engine.evaluation import evaluate as run
+    from parseshot.engine.model import Model
+
+    _use_threads(threads)
+    loaded, pack = Model.from_pretrained(model), Pack(data)
+    with _progress("encoding") as update:
+        found = run(
+            loaded,
+            pack,
+            split=split,
+            way=way,
+            shots=counts,
+            queries=queries,
+            episodes=episodes,
+            seed=seed,
+            progress=update,
+        )
+    protocol = {"split": split, "way": way, "queries": queries, "episodes": episodes, "seed": seed}
+    if as_json:
+        rows = [
+            {"shots": one.shots, "accuracy": one.interval.mean, "interval_95": one.interval.half_width} for one in found
+        ]
+        names = {
+            "model": str(model),
+            "method": loaded.config.method,
+            "data": pack.name,
+            "fingerprint": pack.fingerprint,
+        }
+        _print_json(**names, protocol=protocol, results=rows)
+        return
+    for one in found:
+        mean, half = 100 * one.interval.mean, 100 * one.interval.half_width
+        print(f"{loaded.config.method} {way}-way {one.shots}-shot on {pack.name}/{split}: {mean:.2f} ± {half:.2f} %")
+
+
+def _shots(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise UsageError(f"--shots {text!r} is not a list of positive numbers such as 1,5")
+    return counts
+
+
+@app.command()
+def parse(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    images: Annotated[list[Path], typer.Argument(help="Pictures.")],
+    out: Annotated[Path, typer.Option(help="Where the drawings and parts.json go.")],
+    threads: Threads = CORES,
+) -> None:
+    """Draw the parts a model finds on pictures, and write them as JSON."""
+    from parseshot.demo import parse_files
+    from parseshot.engine.model import Model
+
+    _use_threads(threads)
+    with _progress("parsing") as update:
+        found = parse_files(Model.from_pretrained(model), images, out, progress=update)
+    for row in found:
+        print(f"{row['image']}: " + (row["error"] if "error" in row else row["drawing"]))
+    if any("error" in row for row in found):
+        raise typer.Exit(1)
+
+
+@app.command("part-quality")
+def part_quality(
+    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    data: Annotated[Path, typer.Option(help="A packed data set with annotated positions.")],
+    threads: Threads = CORES,
+    as_json: Json = False,
+) -> None:
+    """Predict annotated positions from the parts' locations by a linear map, beside four floors."""
+    from parseshot.data.packed import Pack
+    from parseshot.engine.model import Model
+    from parseshot.part_quality import part_quality as run
+
+    _use_threads(threads)
+    scores = run(Model.from_pretrained(model), Pack(data))
+    best = min(score.error for score in scores if score.name.startswith("floor"))
+    if as_json:
+        _print_json(scores=[{**vars(score), "of_best_floor": score.error / best} for score in scores])
+        return
+    print("mean error in % of the box, linear map fitted on base classes, measured on novel classes")
+    for score in scores:
+        print(
+            f"{score.name:24} {score.locations} locations {score.error:6.2f}  {score.error / best:5.2f} of best floor"
+        )
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List the methods."""
+    from parseshot.methods import METHODS
+
+    if as_json:
+        _print_json(methods=[{"name": name, "year": one.year, "summary": one.summary} for name, one in METHODS.items()])
+        return
+    for name, one in METHODS.items():
+        print(f"{name:18} {one.year}  {one.summary}")
+
+
+@app.command()
+def recipes(as_json: Json = False) -> None:
+    """List the shipped recipes."""
+    from parseshot.engine.recipe import load_recipe, shipped_recipes
+
+    titles = {name: load_recipe(name).title for name in shipped_recipes()}
+    if as_json:
+        _print_json(recipes=[{"name": name, "title": title} for name, title in titles.items()])
+        return
+    for name, title in titles.items():
+        print(f"{name:26} {title}")
+
+
+@app.command()
+def checks(as_json: Json = False) -> None:
+    """Say what this installation has, and whether it works."""
+    from parseshot.demo import run_checks
+
+    found = run_checks()
+    if as_json:
+        _print_json(checks=found)
+    else:
+        for name, value in found.items():
+            print(f"{name:22} {value}")
+    if found["self test"] != "ok":
+        raise typer.Exit(5)
+
+
+if __name__ == "__main__":
+    main()
