@@ -11,7 +11,7 @@ import pytest
 from parseshot import report as module
 from parseshot.data.synthetic import draw, make_species
 from parseshot.errors import DataError
-from parseshot.figures import PART_COLOURS, crop_part, draw_parts, ink_on, label_direction, part_colour
+from parseshot.figures import PART_COLOURS, draw_parts, ink_on, label_direction, part_colour
 from parseshot.recognition.explain import Explanation, FoundPart
 from parseshot.report import Report, ReportQuery, percent, rounded, write_report
 
@@ -338,19 +338,3 @@ def test_rings_at_and_beyond_the_edge(place: tuple[float, float]) -> None:
     assert drawn.shape == (80, 120, 3)
     assert (drawn == 128).all() == (place[0] == 500.0)
     assert (image == 128).all()
-
-
-def test_crop_is_centred() -> None:
-    image = np.arange(7 * 9 * 3, dtype=np.uint8).reshape(7, 9, 3)
-    np.testing.assert_array_equal(crop_part(image, 4.0, 3.0, 3), image[2:5, 3:6])
-    np.testing.assert_array_equal(crop_part(image, 4.5, 3.5, 2), image[3:5, 4:6])
-
-
-def test_crop_goes_on_beyond_the_edge() -> None:
-    image = np.arange(7 * 9 * 3, dtype=np.uint8).reshape(7, 9, 3)
-    corner = crop_part(image, 0.0, 0.0, 5)
-    padded = np.pad(image, ((2, 2), (2, 2), (0, 0)), mode="edge")
-    np.testing.assert_array_equal(corner, padded[:5, :5])
-    assert (crop_part(image, 300.0, 300.0, 4) == image[-1, -1]).all()
-    with pytest.raises(DataError, match="at least 1"):
-        crop_part(image, 0.0, 0.0, 0)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,13 +83,15 @@ def _progress(label: str) -> Iterator[Callable[..., None]]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    started = time.monotonic()
     with Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task(label, total=None, note="")
 
         def update(done: int, total: int, note: str = "") -> None:
-            bar.update(task, completed=done, total=total, note=note)
+            rate = done / max(time.monotonic() - started, 1e-9)
+            bar.update(task, completed=done, total=total, note=f"{note} {rate:.3g}/s".strip())
 
         yield update
 
@@ -263,6 +266,64 @@ def evaluate(
     for one in found:
         mean, half = 100 * one.interval.mean, 100 * one.interval.half_width
         print(f"{loaded.config.method} {way}-way {one.shots}-shot on {pack.name}/{split}: {mean:.2f} ± {half:.2f} %")
+
+
+@app.command()
+def compare(
+    models: Annotated[list[Path], typer.Argument(help="Model directories; the first is compared with each other.")],
+    data: Annotated[Path, typer.Option(help="A packed data set.")],
+    split: Annotated[str, typer.Option(help="base, val or novel.")] = "novel",
+    way: Annotated[int, typer.Option(min=2)] = 5,
+    shots: Annotated[str, typer.Option(help="Support images of each class, e.g. 1,5.")] = "1,5",
+    queries: Annotated[int, typer.Option(min=1, help="Query images of each class.")] = 15,
+    episodes: Annotated[int, typer.Option(min=2)] = 600,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    threads: Threads = CORES,
+    as_json: Json = False,
+) -> None:
+    """Compare models on the same episodes: means, and paired differences to the first with their 95 % interval."""
+    counts = _shots(shots)
+    if len(models) < 2:
+        raise UsageError("compare needs at least two models")
+    from parseshot.data.packed import Pack
+    from parseshot.engine.evaluation import evaluate as run
+    from parseshot.engine.evaluation import paired_difference
+    from parseshot.engine.model import Model
+
+    _use_threads(threads)
+    pack = Pack(data)
+    loaded = [Model.from_pretrained(path) for path in models]
+    protocol: dict[str, Any] = {"split": split, "way": way, "queries": queries, "episodes": episodes, "seed": seed}
+    with _progress("encoding") as update:
+        found = [run(model, pack, shots=counts, progress=update, **protocol) for model in loaded]
+    rows: list[dict[str, Any]] = []
+    for column, count in enumerate(counts):
+        for path, model, accuracies in zip(models, loaded, found, strict=True):
+            one, paired = accuracies[column], paired_difference(found[0][column], accuracies[column])
+            rows.append(
+                {
+                    "model": str(path),
+                    "method": model.config.method,
+                    "shots": count,
+                    "accuracy": one.interval.mean,
+                    "interval_95": one.interval.half_width,
+                    "lead_of_first": paired.mean,
+                    "lead_interval_95": paired.half_width,
+                    "excludes_zero": paired.excludes_zero(),
+                }
+            )
+    if as_json:
+        _print_json(data=pack.name, fingerprint=pack.fingerprint, protocol=protocol, results=rows)
+        return
+    print(f"{pack.name}/{split}, {way}-way, {queries} queries, the same {episodes} episodes for all, in %")
+    for row in rows:
+        text = f"{row['shots']}-shot {row['model']:32} {100 * row['accuracy']:6.2f} ± {100 * row['interval_95']:.2f}"
+        if row["model"] != str(models[0]):
+            verdict = "excludes 0" if row["excludes_zero"] else "includes 0"
+            text += (
+                f"   first leads by {100 * row['lead_of_first']:6.2f} ± {100 * row['lead_interval_95']:.2f} ({verdict})"
+            )
+        print(text)
 
 
 def _shots(text: str) -> tuple[int, ...]:

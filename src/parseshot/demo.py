@@ -15,7 +15,7 @@ from torch import Tensor
 
 from parseshot import __version__
 from parseshot.data.photo import open_photo, to_square
-from parseshot.data.synthetic import draw_many, make_species
+from parseshot.data.synthetic import Species, draw_many, make_species
 from parseshot.engine.model import Model
 from parseshot.errors import DataError
 from parseshot.figures import draw_parts
@@ -23,6 +23,7 @@ from parseshot.recognition.explain import accuracy, explain, find_parts
 from parseshot.report import Report, ReportQuery, write_report
 
 CLASSES, SHOTS, QUERIES = 5, 5, 15  # species, enrolled and asked pictures of each
+GUIDE = 1_000_003  # the seed of the demo's field guides starts here, far from those used for training
 
 Progress = Callable[[int, int], None]
 
@@ -97,11 +98,11 @@ def run_demo(out: Path | str, *, seed: int = 1, progress: Progress | None = None
     return DemoResult(share, right, len(answers), CLASSES, time.perf_counter() - started, seconds_a_picture, path)
 
 
-def unseen_species(model: Model, seed: int) -> list[Any]:
-    """Five species of a guide of their own, none of which the model was trained or chosen on."""
-    seen = set(model.provenance.get("base_classes", []))
-    guide = make_species(CLASSES * 8, seed=1_000_003 + seed)
-    fresh = [one for one in guide if one.name not in seen]
+def unseen_species(model: Model, seed: int) -> list[Species]:
+    """Five species of another guide, none of which looks like one of the guide the model was trained and chosen on."""
+    trained_on = model.provenance["data"]
+    seen = {one.looks for one in make_species(trained_on["species"], seed=trained_on["seed"])}
+    fresh = [one for one in make_species(8 * CLASSES, seed=GUIDE + seed) if one.looks not in seen]
     order = np.random.default_rng(seed).permutation(len(fresh))[:CLASSES]
     return [fresh[int(number)] for number in sorted(order)]
 

@@ -1,4 +1,4 @@
-"""Parts drawn on a picture: the colour of each part, its ring, and the square cut out around it."""
+"""Parts drawn on a picture: the colour of each part, its ring and its number."""
 
 import itertools
 import math
@@ -67,17 +67,6 @@ def draw_parts(image: np.ndarray, parts: Sequence[FoundPart], scale: int = 4) ->
         x, y = (part.x + 0.5) * scale + radius * across, (part.y + 0.5) * scale + radius * down
         _put(figure, _number(number, 0.5 * radius), x, y)
     return figure
-
-
-def crop_part(image: np.ndarray, x: float, y: float, side: int) -> np.ndarray:
-    """The square of `side` pixels around (x, y); beyond the picture, its edge pixels go on: uint8 [side, side, 3]."""
-    check_picture(image)
-    if side < 1:
-        raise DataError(f"the side of a crop is {side}; it must be at least 1")
-    span = np.arange(side)
-    rows = np.clip(math.floor(y - side / 2 + 1) + span, 0, image.shape[0] - 1)
-    columns = np.clip(math.floor(x - side / 2 + 1) + span, 0, image.shape[1] - 1)
-    return np.ascontiguousarray(image[rows[:, None], columns])  # [side, side, 3]
 
 
 def svg_marks(parts: Sequence[FoundPart], width: int, height: int) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from parseshot.data.packed import Pack
-from parseshot.engine.evaluation import Accuracy, Interval, evaluate
+from parseshot.engine.evaluation import Accuracy, Interval, evaluate, paired_difference
 from parseshot.engine.model import Model, ModelConfig
 from parseshot.engine.training import TrainingConfig, start_run, train_step
 from parseshot.errors import DataError, ModelError
@@ -119,3 +119,16 @@ def test_interval_is_196_standard_errors() -> None:
     assert interval.half_width == pytest.approx(1.96 * values.std(ddof=1) / 2)
     assert Interval(0.3, 0.1, 4).excludes_zero()
     assert not Interval(-0.05, 0.1, 4).excludes_zero()
+
+
+def test_pairing_sees_what_two_intervals_do_not() -> None:
+    """A lead of one point in every episode, under a spread of ten points between episodes."""
+    random = np.random.default_rng(0)
+    difficulty = random.normal(0.6, 0.1, 400)
+    first, second = Accuracy(1, difficulty + 0.01), Accuracy(1, difficulty + random.normal(0, 0.02, 400))
+    lead = paired_difference(first, second)
+    assert lead.mean == pytest.approx(0.01, abs=0.003)
+    assert lead.excludes_zero()
+    assert first.interval.half_width + second.interval.half_width > lead.mean  # unpaired, they overlap
+    with pytest.raises(DataError, match="same episodes"):
+        paired_difference(first, Accuracy(5, difficulty))

@@ -44,5 +44,11 @@ def prepare_synthetic(
         classes=[one.name for one in species],
         splits=["base"] * base + ["val"] * val + ["novel"] * novel,
         part_names=PART_NAMES,
-        provenance={"source": "drawn", "seed": seed, "per_species": per_species, "split": "by family"},
+        provenance={
+            "source": "drawn",
+            "species": len(species),
+            "seed": seed,
+            "per_species": per_species,
+            "split": "by family",
+        },
     )

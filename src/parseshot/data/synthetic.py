@@ -79,6 +79,11 @@ class Species:
         traits = (self.beak, self.crown, self.breast, self.wing, self.tail, self.legs)
         return traits[PART_NAMES.index(part)]
 
+    @property
+    def looks(self) -> tuple[Any, ...]:
+        """All that is drawn of it: two species with the same looks are the same bird, whatever their names."""
+        return self.build, self.body, *(self.trait(part) for part in PART_NAMES)
+
     def traits(self, part: str) -> tuple[int, str, str, str]:
         """Shape, colour, pattern colour and pattern of a part, to compare species part by part."""
         trait = self.trait(part)

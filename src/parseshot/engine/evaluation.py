@@ -45,6 +45,13 @@ class Accuracy:
         return Interval.of(self.episodes)
 
 
+def paired_difference(first: Accuracy, second: Accuracy) -> Interval:
+    """Mean of first − second over the same episodes: far narrower than two intervals side by side."""
+    if first.shots != second.shots or len(first.episodes) != len(second.episodes):
+        raise DataError("a paired difference needs the same episodes on both sides")
+    return Interval.of(first.episodes - second.episodes)
+
+
 def encode_split(
     model: Model, pack: Pack, split: str, progress: Progress | None = None
 ) -> tuple[Encoding, dict[int, np.ndarray]]:

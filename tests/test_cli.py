@@ -1,0 +1,193 @@
+"""The command line as a user meets it: a process, its output, its exit code."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from parseshot.data.packed import Pack
+from parseshot.demo import shipped_model
+
+
+def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "parseshot", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    out = tmp_path_factory.mktemp("demo")
+    return run("demo", "--out", out), out
+
+
+def test_demo_ends_in_an_accuracy_and_a_report(demo) -> None:
+    result, out = demo
+    assert result.returncode == 0, result.stderr
+    first, second, third = result.stdout.splitlines()
+    assert first.startswith("accuracy ")
+    assert float(first.split()[1]) > 60  # five unseen species: chance is 20
+    assert second.startswith("time ")
+    assert third == f"report {out}/report.html"
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("<article") >= 75
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_demo_species_were_never_trained_on() -> None:
+    from parseshot.data.synthetic import make_species
+    from parseshot.demo import unseen_species
+    from parseshot.engine.model import Model
+
+    model = Model.from_pretrained(shipped_model())
+    guide = model.provenance["data"]
+    trained = {one.looks for one in make_species(guide["species"], seed=guide["seed"])}
+    for seed in range(20):
+        species = unseen_species(model, seed)
+        assert len({one.looks for one in species}) == 5
+        assert not {one.looks for one in species} & trained
+
+
+def test_help_is_fast_and_lists_the_verbs() -> None:
+    run("--help")
+    started = time.perf_counter()
+    result = run("--help")
+    assert time.perf_counter() - started < 3  # the half second is measured in benchmarks; this catches an eager torch
+    for verb in (
+        "demo",
+        "data",
+        "train",
+        "evaluate",
+        "compare",
+        "parse",
+        "part-quality",
+        "methods",
+        "recipes",
+        "checks",
+    ):
+        assert verb in result.stdout
+    eager = "import sys, parseshot.cli; print([m for m in ('torch', 'numpy', 'PIL') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", eager], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_prepare_train_evaluate_and_measure(tmp_path: Path) -> None:
+    small = ["--base", "6", "--val", "5", "--novel", "5", "--per-class", "8", "--workers", "1"]
+    result = run("data", "prepare", "synthetic", "--out", tmp_path / "birds", *small)
+    assert result.returncode == 0, result.stderr
+    assert "128 images of 84 px" in result.stdout
+    info = json.loads(run("data", "info", tmp_path / "birds", "--json").stdout)
+    assert info["schema_version"] == 1
+    assert info["splits"]["novel"] == {"classes": 5, "images": 40}
+    quick = ["--set", "training.episodes=2", "--set", "training.way=3", "--set", "training.validation_episodes=3"]
+    result = run("train", "birds-dop", "--data", tmp_path / "birds", "--out", tmp_path / "run", *quick)
+    assert result.returncode == 0, result.stderr
+    assert "after 2 episodes" in result.stdout
+    arguments = ["evaluate", tmp_path / "run/last", "--data", tmp_path / "birds", "--episodes", "5", "--queries", "3"]
+    first, second = run(*arguments, "--json"), run(*arguments, "--json")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    found = json.loads(first.stdout)
+    assert [row["shots"] for row in found["results"]] == [1, 5]
+    assert all(0 <= row["accuracy"] <= 1 for row in found["results"])
+    pair = ["compare", tmp_path / "run/last", tmp_path / "run/best", *arguments[2:]]
+    rows = json.loads(run(*pair, "--json").stdout)["results"]
+    assert [row["accuracy"] for row in rows[::2]] == [row["accuracy"] for row in found["results"]]
+    assert rows[0]["lead_of_first"] == 0
+    assert "first leads by" in run(*pair).stdout
+    scores = json.loads(run("part-quality", tmp_path / "run/last", "--data", tmp_path / "birds", "--json").stdout)
+    assert sum(score["name"].startswith("floor") for score in scores["scores"]) == 4
+    again = run("train", "birds-dop", "--data", tmp_path / "birds", "--out", tmp_path / "run", *quick)
+    assert again.returncode == 3
+    assert "not empty" in again.stderr
+    short = run("evaluate", tmp_path / "run/last", "--data", tmp_path / "birds")
+    assert short.returncode == 3
+    assert "5 support + 15 query = 20" in short.stderr or "1 support + 15 query = 16" in short.stderr
+
+
+def test_dry_run_prints_the_whole_recipe(tmp_path: Path) -> None:
+    result = run(
+        "train", "birds-dop", "--data", tmp_path, "--out", tmp_path / "run", "--dry-run", "--set", "training.lr=0.5"
+    )
+    recipe = json.loads(result.stdout)["recipe"]
+    assert recipe["training"]["lr"] == 0.5
+    assert recipe["training"]["weight_decay"] == 0.0
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "nothing", "--data", "x", "--out", "y"], 2, "no recipe 'nothing'"),
+        (["train", "birds-dop", "--data", "x", "--out", "y", "--set", "training.lrr=1"], 2, "did you mean lr"),
+        (["train", "birds-dop", "--data", "x", "--out", "y", "--set", "nonsense"], 2, "section.key=value"),
+        (["train", "birds-dop", "--data", "missing", "--out", "y"], 3, "not a prepared data set"),
+        (["evaluate", "missing", "--data", "x"], 4, "not a model directory"),
+        (["evaluate", "missing", "--data", "x", "--shots", "one"], 2, "--shots 'one'"),
+        (["data", "prepare", "cubs", "--out", "x"], 2, "unknown data set 'cubs'"),
+        (["data", "info", "missing"], 3, "parseshot data prepare"),
+        (["evaluate"], 2, "Missing argument"),
+        (["fly"], 2, "No such command"),
+        (["demo", "--threads", "0"], 2, "--threads"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_a_code(tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == code
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parse_draws_and_goes_on_after_a_bad_file(birds: Pack, tmp_path: Path) -> None:
+    picture = Image.fromarray(np.asarray(birds.images[0])).resize((300, 200))
+    picture.save(tmp_path / "bird.jpg")
+    turned = picture.transpose(Image.Transpose.ROTATE_90)
+    exif = turned.getexif()
+    exif[0x0112] = 6  # "rotate by 90° clockwise to display"
+    turned.save(tmp_path / "turned.png", exif=exif)
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.jpg").write_text("not a picture")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "bird.jpg").read_bytes()[:900])
+    Image.new("RGB", (4, 400)).save(tmp_path / "thin.png")
+    names = ["bird.jpg", "empty.jpg", "text.jpg", "cut.jpg", "thin.png", "missing.jpg", "turned.png"]
+    result = run("parse", shipped_model(), *(tmp_path / name for name in names), "--out", tmp_path / "out")
+    assert result.returncode == 1, result.stderr
+    document = json.loads((tmp_path / "out/parts.json").read_text())
+    rows = {Path(row["image"]).name: row for row in document["images"]}
+    assert document["schema_version"] == 1
+    for name, message in (
+        ("empty.jpg", "is empty"),
+        ("text.jpg", "is not a picture"),
+        ("cut.jpg", "cannot be decoded"),
+        ("thin.png", "at least 16"),
+        ("missing.jpg", "is not a file"),
+    ):
+        assert message in rows[name]["error"]
+        assert name in rows[name]["error"]
+    assert rows["bird.jpg"]["size"] == [300, 200]
+    assert rows["turned.png"]["size"] == [300, 200]
+    for part in rows["bird.jpg"]["parts"]:
+        assert -1 <= part["x"] <= 300
+        assert -1 <= part["y"] <= 200
+        assert 0 <= part["entropy"] <= 1
+        assert [scale["side"] for scale in part["scales"]] == [1, 3, 5]
+    with Image.open(rows["bird.jpg"]["drawing"]) as drawing:
+        assert drawing.size == (300, 200)
+
+
+def test_checks_pass_and_methods_are_listed() -> None:
+    found = json.loads(run("checks", "--json").stdout)
+    assert found["checks"]["self test"] == "ok"
+    listed = json.loads(run("methods", "--json").stdout)["methods"]
+    assert [one["name"] for one in listed] == ["dop", "dop-paper", "protonet", "protonet-pooled"]
+    assert "birds-dop" in run("recipes").stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout == "parseshot 0.1.0\n"
