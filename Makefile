@@ -29,7 +29,7 @@ check: $(READY)
 	$(BIN)/mypy
 
 test: check
-	PARSESHOT_DATA="$(abspath $(DATA))" $(BIN)/python -m pytest
+	PARSESHOT_DATA="$(abspath $(DATA))" $(BIN)/python -m pytest --numprocesses 2
 
 bench: $(READY)
 	$(BIN)/python benchmarks/parse_head.py

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from parseshot.backbones import build_backbone
 from parseshot.parts.parsing import Parse, entropy, expected_location, parse, unit_rms
+from parseshot.parts.templates import correlate, squared_norms, visible_squared_norms
 
 SIZES = [(64, 5, 150), (640, 5, 150), (512, 7, 50), (320, 7, 150), (384, 16, 16)]  # C, G, images
 PARTS, SCALES, LAM = 4, (1, 3, 5), 0.05
@@ -28,18 +29,12 @@ PARTS, SCALES, LAM = 4, (1, 3, 5), 0.05
 def obvious(phi: Tensor, templates: list[Tensor], temperature: Tensor) -> Parse:
     """The same equations with the operators one would reach for: a grouped convolution and broadcasting."""
     phi = unit_rms(phi)
-    channels, size = phi.shape[1], phi.shape[-1]
+    size = phi.shape[-1]
     maps, expressions, scores = [], [], []
     for index, template in enumerate(templates):
-        side = template.shape[-1]
-        kernels = template.transpose(0, 1).reshape(channels * PARTS, 1, side, side)
-        squares = kernels.square()
-        r = F.conv2d(phi, kernels, padding=side // 2, groups=channels).unflatten(
-            1, (channels, PARTS)
-        )  # [B, C, K, G, G]
-        norm = squares.sum((1, 2, 3)).sqrt().view(1, channels, PARTS, 1, 1)
-        visible = F.conv2d(phi.new_ones(1, 1, size, size), squares, padding=side // 2)
-        visible = visible.view(1, channels, PARTS, size, size)
+        r = correlate(phi, template).transpose(1, 2)  # [B, C, K, G, G], a grouped convolution
+        norm = squared_norms(template).sqrt().T[:, :, None, None]  # [C, K, 1, 1]
+        visible = visible_squared_norms(template, size).transpose(0, 1)  # [C, K, G, G]
         x = F.relu(r * (norm / visible) - LAM / (2 * norm))
         score = x.square().mean(1)  # [B, K, G, G]
         nu = torch.softmax(score.flatten(2) / temperature[index], -1).view_as(score)

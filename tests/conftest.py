@@ -1,5 +1,6 @@
-"""Shared by all tests: two threads, the reference on the path, drawn birds made once."""
+"""Shared by all tests: the number of threads, the reference on the path, drawn birds made once."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from parseshot.data.synthetic import PART_NAMES, draw_many, make_species
 
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> None:
-    torch.set_num_threads(2)
+    """One thread a worker when the suite runs in parallel (make test), two otherwise."""
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 @pytest.fixture(scope="session")

@@ -134,3 +134,28 @@ def test_gradcheck_of_distance_and_losses() -> None:
         return losses.diversity(nu, normalised=True), losses.diversity(nu, normalised=False)
 
     assert torch.autograd.gradcheck(prior, (logits,))
+
+
+def test_the_hard_parse_has_no_gradient() -> None:
+    phi = torch.rand(2, 3, 5, 5, requires_grad=True)
+    found = parse(phi, [torch.rand(2, 3, 3, 3)], None, lam=0.1, exact=True, normalised=False)
+    assert not found.nu.requires_grad
+    assert not found.z.requires_grad
+    assert sorted(found.nu.unique().tolist()) == [0.0, 1.0]
+
+
+def test_large_features_are_visited_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One channel a block or all at once: the same values and gradients."""
+    from parseshot.parts import kernel
+
+    phi, templates, constants = make(True, channels=7)
+    results = []
+    for elements in (1, 1 << 30):
+        monkeypatch.setattr(kernel, "BLOCK_ELEMENTS", elements)
+        inputs = [torch.tensor(value, requires_grad=True) for value in (phi, *templates)]
+        temperature = torch.ones(3, dtype=torch.float64)
+        found = parse(inputs[0], inputs[1:], temperature, exact=True, normalised=True, **constants)
+        (found.z.sin().sum() + found.nu.square().sum()).backward()
+        results.append([found.nu.detach(), found.z.detach(), *(one.grad for one in inputs)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)

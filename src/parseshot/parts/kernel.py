@@ -102,10 +102,13 @@ class LocateAndExpress(torch.autograd.Function):
         for span, x in zip(blocks, kept, strict=True):
             torch.sum(torch.mul(x, nu, out=work[: len(x)]), 2, out=expression[span])  # E_ν[x], Eq. 6
 
-        if sharpness is not None and any(ctx.needs_input_grad):
-            ctx.save_for_backward(phi, matrix, unit, level, sharpness, nu, score, *kept)
-            ctx.side, ctx.positive, ctx.blocks = side, positive, blocks
-        ctx.mark_non_differentiable(score)
+        if sharpness is None:
+            ctx.mark_non_differentiable(nu, expression, score)
+        else:
+            ctx.mark_non_differentiable(score)
+            if any(ctx.needs_input_grad):
+                ctx.save_for_backward(phi, matrix, unit, level, sharpness, nu, score, *kept)
+                ctx.side, ctx.positive, ctx.blocks = side, positive, blocks
         return nu, expression, score
 
     @staticmethod
