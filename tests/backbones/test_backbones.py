@@ -307,3 +307,14 @@ def test_dropblock_survives_dropping_everything() -> None:
 def test_dropblock_refuses_impossible_options(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         DropBlock(**options)
+
+
+def test_mirror_kernels_mirror_the_features() -> None:
+    """96 px: every pooling divides evenly, so the equality is exact up to rounding."""
+    torch.manual_seed(0)
+    images = torch.rand(2, 3, 96, 96)
+    for mirror in (True, False):
+        backbone = Conv4(last_pool=False, mirror=mirror).eval()
+        straight, flipped = backbone(images), backbone(images.flip(-1)).flip(-1)
+        assert (float((straight - flipped).abs().max()) < 1e-5 * float(straight.abs().max())) == mirror
+    assert sum(parameter.numel() for parameter in Conv4(mirror=True).parameters()) == 113_088

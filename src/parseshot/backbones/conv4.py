@@ -11,17 +11,18 @@ class Conv4(Backbone):
 
     The convolutions keep their bias, as in the published code of the field, although batch norm makes it redundant
     (112,832 parameters without). `last_pool=False` drops the fourth pooling: G = 10 instead of 5 at 84 px.
+    `mirror=True` makes every kernel its own mirror image: parts cannot mean "the left edge" and swap when a bird turns.
     """
 
-    def __init__(self, *, channels: int = 64, last_pool: bool = True) -> None:
+    def __init__(self, *, channels: int = 64, last_pool: bool = True, mirror: bool = False) -> None:
         super().__init__()
         self.out_channels = channels
         self.stride = 16 if last_pool else 8
         self.normalise = Normalise()
-        self.block1 = conv_block(3, channels, pool=True)
-        self.block2 = conv_block(channels, channels, pool=True)
-        self.block3 = conv_block(channels, channels, pool=True)
-        self.block4 = conv_block(channels, channels, pool=last_pool)
+        self.block1 = conv_block(3, channels, pool=True, mirror=mirror)
+        self.block2 = conv_block(channels, channels, pool=True, mirror=mirror)
+        self.block3 = conv_block(channels, channels, pool=True, mirror=mirror)
+        self.block4 = conv_block(channels, channels, pool=last_pool, mirror=mirror)
         initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -32,9 +33,17 @@ class Conv4(Backbone):
         return self.block4(x)  # [B, 64, 5, 5], or [B, 64, 10, 10] without the last pooling
 
 
-def conv_block(in_channels: int, out_channels: int, *, pool: bool) -> nn.Sequential:
+class MirrorConv2d(nn.Conv2d):
+    """A convolution whose kernels are their own mirror image, so that a mirrored picture gives mirrored features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, (self.weight + self.weight.flip(-1)) / 2, self.bias)
+
+
+def conv_block(in_channels: int, out_channels: int, *, pool: bool, mirror: bool) -> nn.Sequential:
+    convolution = MirrorConv2d if mirror else nn.Conv2d
     block = nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1),
+        convolution(in_channels, out_channels, kernel_size=3, padding=1),
         nn.BatchNorm2d(out_channels),
         nn.ReLU(inplace=True),
     )
