@@ -314,7 +314,7 @@ def test_mirror_kernels_mirror_the_features() -> None:
     torch.manual_seed(0)
     images = torch.rand(2, 3, 96, 96)
     for mirror in (True, False):
-        backbone = Conv4(last_pool=False, mirror=mirror).eval()
+        backbone = build_backbone("conv4", last_pool=False, mirror=mirror).eval()
         straight, flipped = backbone(images), backbone(images.flip(-1)).flip(-1)
         assert (float((straight - flipped).abs().max()) < 1e-5 * float(straight.abs().max())) == mirror
-    assert sum(parameter.numel() for parameter in Conv4(mirror=True).parameters()) == 113_088
+    assert sum(parameter.numel() for parameter in build_backbone("conv4", mirror=True).parameters()) == 113_088
