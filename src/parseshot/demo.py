@@ -99,10 +99,10 @@ def run_demo(out: Path | str, *, seed: int = 1, progress: Progress | None = None
 
 
 def unseen_species(model: Model, seed: int) -> list[Species]:
-    """Five species of another guide, none of which looks like one of the guide the model was trained and chosen on."""
+    """Five of three families of another guide, so that some differ in a part or two; none is in the training guide."""
     trained_on = model.provenance["data"]
     seen = {one.looks for one in make_species(trained_on["species"], seed=trained_on["seed"])}
-    fresh = [one for one in make_species(8 * CLASSES, seed=GUIDE + seed) if one.looks not in seen]
+    fresh = [one for one in make_species(3 * CLASSES, seed=GUIDE + seed) if one.looks not in seen]
     order = np.random.default_rng(seed).permutation(len(fresh))[:CLASSES]
     return [fresh[int(number)] for number in sorted(order)]
 

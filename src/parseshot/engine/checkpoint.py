@@ -35,6 +35,7 @@ def save(
         (temporary / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(card(model, provenance), encoding="utf-8")
         for file in temporary.iterdir():
+            file.chmod(0o644)
             _sync(file)
         temporary.chmod(0o755)
         _replace(temporary, path)

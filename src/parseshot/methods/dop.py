@@ -63,7 +63,7 @@ class DOP(Method):
             raise UsageError(
                 f"scales {list(config.scales)}: {max(config.scales)} is larger than the grid {size}×{size}"
             )
-        self.templates = Templates(channels, parts=config.parts, scales=config.scales)
+        self.templates = Templates(channels, parts=config.parts, scales=config.scales, own_channels=config.normalised)
         if config.reweight and config.parts > 1:
             self.slopes = nn.Parameter(torch.full((2,), -1.0))  # a sure location weighs more
         else:

@@ -21,17 +21,22 @@ class Templates(nn.Module):
 
     The paper does not say how D starts. Features behind a ReLU are non-negative, so templates start positive. Every
     channel weighs the same in Eq. 5 once D is normalised, and only λ_c = λ/(2‖D‖) tells parts from each other at s = 1:
-    so each part starts with a share C/K of the channels as its own, and hears the others only when they are loud.
+    so with `own_channels` each part starts with a share C/K of the channels as its own, and hears the others only when
+    they are loud. Without it entries start in [½, 1½]·0.1/s: expressions go with 1/‖D‖, and as printed, without unit
+    length, one template near zero would drown all others.
     """
 
-    def __init__(self, channels: int, *, parts: int, scales: Sequence[int]) -> None:
+    def __init__(self, channels: int, *, parts: int, scales: Sequence[int], own_channels: bool) -> None:
         super().__init__()
         self.scales = tuple(scales)
-        own = torch.arange(channels) % parts == torch.arange(parts)[:, None]  # [K, C]
-        level = START_NORM * torch.where(own, 1.0, OTHER_CHANNELS)[:, :, None, None]
-        self.maps = nn.ParameterList(
-            level * (1.0 + 0.5 * torch.randn(parts, channels, side, side)) / side for side in self.scales
-        )
+        shapes = [(parts, channels, side, side) for side in self.scales]
+        if own_channels:
+            own = torch.arange(channels) % parts == torch.arange(parts)[:, None]  # [K, C]
+            level = torch.where(own, 1.0, OTHER_CHANNELS)[:, :, None, None]
+            start = [level * (1.0 + 0.5 * torch.randn(shape)) for shape in shapes]
+        else:
+            start = [0.5 + torch.rand(shape) for shape in shapes]
+        self.maps = nn.ParameterList(START_NORM * one / one.shape[-1] for one in start)
 
     def forward(self) -> list[Tensor]:
         return list(self.maps)
