@@ -159,3 +159,14 @@ def test_large_features_are_visited_in_blocks(monkeypatch: pytest.MonkeyPatch) -
         results.append([found.nu.detach(), found.z.detach(), *(one.grad for one in inputs)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_training_may_follow_inference() -> None:
+    """Nothing that is cached in inference mode is unfit for autograd afterwards."""
+    phi, template = torch.rand(1, 2, 11, 11), torch.rand(1, 2, 3, 3)
+    arguments = {"lam": 0.1, "exact": True, "normalised": True}
+    with torch.inference_mode():
+        parse(phi, [template], torch.ones(1), **arguments)
+    template.requires_grad_()
+    parse(phi, [template], torch.ones(1), **arguments).z.sum().backward()
+    assert template.grad is not None

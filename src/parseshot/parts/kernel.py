@@ -26,9 +26,10 @@ BLOCK_ELEMENTS = 1 << 19  # elements of x visited at a time: 2 MiB in float32, m
 @functools.lru_cache(maxsize=64)
 def _bands(size: int, side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """One-hot [s, G, G]: entry (dx, x, x') is 1 where x' = x + dx − s//2 lies inside the grid."""
-    offset = torch.arange(side).view(-1, 1, 1) - side // 2
-    x, x_source = torch.arange(size).view(1, -1, 1), torch.arange(size).view(1, 1, -1)
-    return (x_source == x + offset).to(dtype=dtype, device=device)  # [s, G, G]
+    with torch.inference_mode(False):  # the cache outlives the mode it is filled in, and training may use it next
+        offset = torch.arange(side).view(-1, 1, 1) - side // 2
+        x, x_source = torch.arange(size).view(1, -1, 1), torch.arange(size).view(1, 1, -1)
+        return (x_source == x + offset).to(dtype=dtype, device=device)  # [s, G, G]
 
 
 def correlation_matrix(templates: Tensor, size: int) -> Tensor:
