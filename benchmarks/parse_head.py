@@ -8,11 +8,11 @@ memory is measured in a fresh process for each side (growth of the resident set 
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -89,9 +89,17 @@ def peak_memory(head: str, size: tuple[int, int, int], threads: int) -> float:
 def grow(head: str, size: tuple[int, int, int]) -> float:
     step({"ours": ours, "obvious": obvious}[head], *make(8, 5, 2))  # load what is loaded lazily
     tensors = make(*size)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident("VmRSS")
     step({"ours": ours, "obvious": obvious}[head], *tensors)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> float:
+    """VmRSS (now) or VmHWM (the most so far) of this process, in MB (Linux)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
 
 
 def bandwidth() -> float:
