@@ -4,14 +4,13 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from parseshot.data.packed import Pack, write_pack
-from parseshot.data.synthetic import PART_NAMES, draw_many, make_species
+from parseshot.data.packed import Pack
+from parseshot.data.prepare import prepare_synthetic
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,19 +22,5 @@ def _threads() -> None:
 @pytest.fixture(scope="session")
 def birds(tmp_path_factory: pytest.TempPathFactory) -> Pack:
     """30 drawn species (15 base, 5 val, 10 novel), 14 pictures each."""
-    species = make_species(30, seed=3)
-    images, labels, parts, visible, boxes = draw_many(species, 14, seed=3)
-    return write_pack(
-        tmp_path_factory.mktemp("data") / "birds",
-        name="synthetic",
-        arrays={
-            "images": images,
-            "labels": labels,
-            "parts": np.concatenate((parts, visible[..., None].astype(np.float32)), -1),
-            "boxes": boxes,
-        },
-        classes=[one.name for one in species],
-        splits=["base"] * 15 + ["val"] * 5 + ["novel"] * 10,
-        part_names=PART_NAMES,
-        provenance={"seed": 3},
-    )
+    out = tmp_path_factory.mktemp("data") / "birds"
+    return prepare_synthetic(out, base=15, val=5, novel=10, per_species=14, seed=3)

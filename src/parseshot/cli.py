@@ -28,6 +28,13 @@ app.add_typer(data_app, name="data")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+Data = Annotated[Path, typer.Option(help="A packed data set.")]
+Split = Annotated[str, typer.Option(help="base, val or novel.")]
+Way = Annotated[int, typer.Option(min=2, help="Classes of an episode.")]
+Shots = Annotated[str, typer.Option(help="Support images of each class, e.g. 1,5.")]
+Queries = Annotated[int, typer.Option(min=1, help="Query images of each class.")]
+Episodes = Annotated[int, typer.Option(min=2, help="Number of episodes.")]
+Seed = Annotated[int, typer.Option(min=0, help="Which episodes are drawn.")]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -220,13 +227,13 @@ def train(
 @app.command()
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
-    data: Annotated[Path, typer.Option(help="A packed data set.")],
-    split: Annotated[str, typer.Option(help="base, val or novel.")] = "novel",
-    way: Annotated[int, typer.Option(min=2)] = 5,
-    shots: Annotated[str, typer.Option(help="Support images of each class, e.g. 1,5.")] = "1,5",
-    queries: Annotated[int, typer.Option(min=1, help="Query images of each class.")] = 15,
-    episodes: Annotated[int, typer.Option(min=2)] = 600,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    data: Data,
+    split: Split = "novel",
+    way: Way = 5,
+    shots: Shots = "1,5",
+    queries: Queries = 15,
+    episodes: Episodes = 600,
+    seed: Seed = 0,
     threads: Threads = CORES,
     as_json: Json = False,
 ) -> None:
@@ -271,13 +278,13 @@ def evaluate(
 @app.command()
 def compare(
     models: Annotated[list[Path], typer.Argument(help="Model directories; the first is compared with each other.")],
-    data: Annotated[Path, typer.Option(help="A packed data set.")],
-    split: Annotated[str, typer.Option(help="base, val or novel.")] = "novel",
-    way: Annotated[int, typer.Option(min=2)] = 5,
-    shots: Annotated[str, typer.Option(help="Support images of each class, e.g. 1,5.")] = "1,5",
-    queries: Annotated[int, typer.Option(min=1, help="Query images of each class.")] = 15,
-    episodes: Annotated[int, typer.Option(min=2)] = 600,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    data: Data,
+    split: Split = "novel",
+    way: Way = 5,
+    shots: Shots = "1,5",
+    queries: Queries = 15,
+    episodes: Episodes = 600,
+    seed: Seed = 0,
     threads: Threads = CORES,
     as_json: Json = False,
 ) -> None:
