@@ -33,6 +33,11 @@ test: check
 
 bench: $(READY)
 	$(BIN)/python benchmarks/parse_head.py
+ifneq ($(DATA),)
+	$(BIN)/python benchmarks/prepare.py --source $(DATA)/CUB_200_2011.tgz
+	$(BIN)/parseshot data prepare cub --source $(DATA)/CUB_200_2011.tgz --out build/cub
+	$(BIN)/python benchmarks/loading.py --pack build/cub --source $(DATA)/CUB_200_2011.tgz
+endif
 
 clean:
 	rm -rf $(VENV) demo build dist

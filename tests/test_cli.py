@@ -164,9 +164,9 @@ def test_parse_draws_and_goes_on_after_a_bad_file(birds: Pack, tmp_path: Path) -
     for name, message in (
         ("empty.jpg", "is empty"),
         ("text.jpg", "is not a picture"),
-        ("cut.jpg", "cannot be decoded"),
-        ("thin.png", "at least 16"),
-        ("missing.jpg", "is not a file"),
+        ("cut.jpg", "is cut off"),
+        ("thin.png", "each side needs 16"),
+        ("missing.jpg", "does not exist"),
     ):
         assert message in rows[name]["error"]
         assert name in rows[name]["error"]

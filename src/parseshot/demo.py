@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from parseshot import __version__
+from parseshot.data.names import printable
 from parseshot.data.photo import open_photo, to_square
 from parseshot.data.synthetic import Species, draw_many, make_species
 from parseshot.engine.model import Model
@@ -118,7 +119,7 @@ def parse_files(
         try:
             rows.append(_parse_file(model, Path(file), out, number))
         except DataError as error:
-            rows.append({"image": str(file), "error": str(error)})
+            rows.append({"image": printable(str(file)), "error": str(error), "code": error.code})
         if progress:
             progress(number + 1, len(files))
     document = {"schema_version": 1, "model": model.config.model_dump(mode="json"), "images": rows}
@@ -127,24 +128,21 @@ def parse_files(
 
 
 def _parse_file(model: Model, file: Path, out: Path, number: int) -> dict[str, Any]:
-    photo = open_photo(file)
-    size = model.config.image_size
-    encoding = model.encode(to_tensor(to_square(photo, size)[None]))
-    stretch_x, stretch_y = photo.width / size, photo.height / size  # model pixels → the photo's own
-
-    def original(x: float, y: float) -> tuple[float, float]:
-        return (x + 0.5) * stretch_x - 0.5, (y + 0.5) * stretch_y - 0.5
-
+    opened = open_photo(file)
+    photo = opened.image
+    square = to_square(photo, model.config.image_size)
+    encoding = model.encode(to_tensor(square.pixels[None]))
     parts = []
     for part in find_parts(model, encoding, 0):
-        x, y = original(part.x, part.y)
-        scales = tuple((side, *original(sx, sy), entropy) for side, sx, sy, entropy in part.by_scale)
+        x, y = square.to_photo(part.x, part.y)
+        scales = tuple((side, *square.to_photo(sx, sy), entropy) for side, sx, sy, entropy in part.by_scale)
         parts.append(replace(part, x=x, y=y, by_scale=scales))
     drawing = out / f"{number:04d}_{file.stem}.png"
     zoom = max(1, round(336 / max(photo.size)))
     draw_parts(np.asarray(photo), parts, scale=zoom).save(drawing)
     return {
-        "image": str(file),
+        "image": printable(str(file)),
+        "notes": list(opened.notes),
         "drawing": str(drawing),
         "size": [photo.width, photo.height],
         "parts": [

@@ -27,3 +27,14 @@ class ModelError(ParseshotError, ValueError):
 
     exit_code = 4
     code = "E_MODEL"
+
+
+class PhotoError(DataError):
+    """One picture that cannot be used; a batch records the code and goes on."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[type["PhotoError"], tuple[str, str]]:
+        return PhotoError, (self.code, str(self))  # so that it comes back whole from a worker process

@@ -1,4 +1,4 @@
-"""Parts drawn on a picture: the colour of each part, its ring and its number."""
+"""Pictures with their parts: the colour of each part, its ring and its number; and sheets of many pictures."""
 
 import itertools
 import math
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
+from parseshot.data.names import printable
+from parseshot.data.packed import Pack
 from parseshot.errors import DataError
 from parseshot.recognition.explain import FoundPart
 
@@ -100,6 +102,62 @@ def svg_marks(parts: Sequence[FoundPart], width: int, height: int) -> list[dict[
 def svg_lines(parts: Sequence[FoundPart]) -> str:
     """SVG path of the lines between all pairs of parts, whose relative lengths are the geometry of Eq. 7."""
     return " ".join(f"M{a.x:.1f} {a.y:.1f}L{b.x:.1f} {b.y:.1f}" for a, b in itertools.combinations(parts, 2))
+
+
+def contact_sheet(pack: Pack, *, columns: int = 10, rows: int = 6, cell: int = 168) -> Image.Image:
+    """Pictures from classes evenly spread over a data set, with their boxes and visible annotated parts.
+
+    Chosen by rule, not by hand: the middle picture of every n-th class.
+    """
+    chosen = np.unique(np.linspace(0, len(pack.classes) - 1, columns * rows).round().astype(int))
+    members = {number: np.flatnonzero(pack.labels == number) for number in chosen.tolist()}
+    shown = [(number, int(images[len(images) // 2])) for number, images in members.items()]
+    return _tiles(pack, shown, columns, cell)
+
+
+def twin_sheet(pack: Pack, *, most: int = 24, cell: int = 168) -> Image.Image | None:
+    """Pairs of pictures that show the same photo or nearly so, side by side; None where there are none.
+
+    Pairs across classes come first: they are the ones to look at.
+    """
+    across = pack.labels[pack.twins[:, 0]] != pack.labels[pack.twins[:, 1]]
+    order = np.argsort(~across, kind="stable")[:most]
+    shown = [(int(pack.labels[image]), int(image)) for pair in pack.twins[order, :2] for image in pair]
+    return _tiles(pack, shown, 8, cell) if shown else None
+
+
+def _tiles(pack: Pack, shown: Sequence[tuple[int, int]], columns: int, cell: int) -> Image.Image:
+    """(class, picture) pairs in a grid, each with its class name below."""
+    caption, gap = 16, 4
+    font, columns = ImageFont.load_default(11), min(columns, len(shown))
+    height = math.ceil(len(shown) / columns) * (cell + caption + gap) + gap
+    sheet = Image.new("RGB", (columns * (cell + gap) + gap, height), "#ffffff")
+    pen = ImageDraw.Draw(sheet)
+    for at, (number, image) in enumerate(shown):
+        x, y = gap + at % columns * (cell + gap), gap + at // columns * (cell + caption + gap)
+        sheet.paste(_annotated(pack, image, cell), (x, y))
+        name = printable(pack.classes[number])
+        while name and font.getlength(name) > cell:
+            name = name[:-2].rstrip() + "…" if len(name) > 2 else ""
+        pen.text((x, y + cell + 2), name, fill="#333333", font=font)
+    return sheet
+
+
+def _annotated(pack: Pack, image: int, cell: int) -> Image.Image:
+    tile = Image.fromarray(pack.pixels([image])[0]).resize((cell, cell), Image.Resampling.BICUBIC)
+    pen, zoom = ImageDraw.Draw(tile), cell / pack.size
+    if pack.boxes is not None:
+        corners = [(float(side) + 0.5) * zoom for side in pack.boxes[image]]
+        inside = [min(max(side, 1.0), cell - 2.0) for side in corners]
+        pen.rectangle(inside, outline="#ffffff", width=3)
+        pen.rectangle(inside, outline="#000000", width=1)
+    if pack.parts is not None:
+        for part, (x, y, visible) in enumerate(pack.parts[image].tolist()):
+            if visible > 0.5:
+                at, radius = ((x + 0.5) * zoom, (y + 0.5) * zoom), 0.024 * cell
+                dot = (at[0] - radius, at[1] - radius, at[0] + radius, at[1] + radius)
+                pen.ellipse(dot, fill=part_colour(part), outline="#ffffff")
+    return tile
 
 
 def check_picture(image: np.ndarray) -> None:

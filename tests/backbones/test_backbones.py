@@ -42,7 +42,8 @@ def test_parameter_count(name: str, expected: int) -> None:
     ("name", "options", "size", "shape"),
     [
         ("conv4", {}, 84, (64, 5, 5)),
-        ("conv4", {"last_pool": False}, 84, (64, 10, 10)),
+        ("conv4", {"pools": 3}, 84, (64, 10, 10)),
+        ("conv4", {"pools": 2}, 84, (64, 21, 21)),
         ("conv4", {"channels": 32}, 84, (32, 5, 5)),
         ("resnet12", {}, 84, (640, 5, 5)),
         ("resnet18", {}, 224, (512, 7, 7)),
@@ -314,7 +315,7 @@ def test_mirror_kernels_mirror_the_features() -> None:
     torch.manual_seed(0)
     images = torch.rand(2, 3, 96, 96)
     for mirror in (True, False):
-        backbone = build_backbone("conv4", last_pool=False, mirror=mirror).eval()
+        backbone = build_backbone("conv4", pools=2, mirror=mirror).eval()
         with torch.no_grad():
             straight, flipped = backbone(images), backbone(images.flip(-1)).flip(-1)
         assert (float((straight - flipped).abs().max()) < 1e-5 * float(straight.abs().max())) == mirror

@@ -21,7 +21,7 @@ BACKBONES: dict[str, Callable[..., Backbone]] = {
 def build_backbone(name: str, **options: Any) -> Backbone:
     """The backbone called `name`; the options are the keyword arguments of its constructor.
 
-    >>> build_backbone("conv4", last_pool=False).grid(84)
+    >>> build_backbone("conv4", pools=3).grid(84)
     10
     """
     if name not in BACKBONES:

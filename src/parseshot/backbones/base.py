@@ -1,4 +1,4 @@
-"""What every backbone promises: images [B, 3, H, W] in [0, 1] → a feature map [B, C, G, G].
+"""What every backbone promises: images [B, 3, H, W] in [0, 1], or bytes → a feature map [B, C, G, G].
 
 B images, C channels, G grid cells a side; the shape comments of the backbones are for the input size named beside them.
 """

@@ -4,25 +4,28 @@ from torch import Tensor, nn
 
 from parseshot.backbones.base import Backbone, initialise
 from parseshot.backbones.normalise import Normalise
+from parseshot.errors import UsageError
 
 
 class Conv4(Backbone):
     """Four times convolution 3×3, batch norm, ReLU, max-pooling 2×2: 113,088 parameters at 64 channels.
 
     The convolutions keep their bias, as in the published code of the field, although batch norm makes it redundant
-    (112,832 parameters without). `last_pool=False` drops the fourth pooling: G = 10 instead of 5 at 84 px.
+    (112,832 parameters without). `pools` drops the last poolings: G = 5, 10 or 21 at 84 px for 4, 3 or 2 of them.
     `mirror=True` makes every kernel its own mirror image: parts cannot mean "the left edge" and swap when a bird turns.
     """
 
-    def __init__(self, *, channels: int = 64, last_pool: bool = True, mirror: bool = False) -> None:
+    def __init__(self, *, channels: int = 64, pools: int = 4, mirror: bool = False) -> None:
         super().__init__()
+        if not 1 <= pools <= 4:
+            raise UsageError(f"conv4 pools one to four times, not {pools}")
         self.out_channels = channels
-        self.stride = 16 if last_pool else 8
+        self.stride = 2**pools
         self.normalise = Normalise()
         self.block1 = conv_block(3, channels, pool=True, mirror=mirror)
-        self.block2 = conv_block(channels, channels, pool=True, mirror=mirror)
-        self.block3 = conv_block(channels, channels, pool=True, mirror=mirror)
-        self.block4 = conv_block(channels, channels, pool=last_pool, mirror=mirror)
+        self.block2 = conv_block(channels, channels, pool=pools > 1, mirror=mirror)
+        self.block3 = conv_block(channels, channels, pool=pools > 2, mirror=mirror)
+        self.block4 = conv_block(channels, channels, pool=pools > 3, mirror=mirror)
         initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -30,7 +33,7 @@ class Conv4(Backbone):
         x = self.block1(x)  # [B, 64, 42, 42]
         x = self.block2(x)  # [B, 64, 21, 21]
         x = self.block3(x)  # [B, 64, 10, 10]
-        return self.block4(x)  # [B, 64, 5, 5], or [B, 64, 10, 10] without the last pooling
+        return self.block4(x)  # [B, 64, 5, 5]
 
 
 class MirrorConv2d(nn.Conv2d):

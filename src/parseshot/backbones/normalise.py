@@ -1,4 +1,4 @@
-"""Images in [0, 1] → the zero-mean, unit-deviation input that ImageNet-style networks expect."""
+"""Images in [0, 1], or bytes → the zero-mean, unit-deviation input that ImageNet-style networks expect."""
 
 import torch
 from torch import Tensor, nn
@@ -30,4 +30,6 @@ class Normalise(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)  # [1, 3, 1, 1]
 
     def forward(self, images: Tensor) -> Tensor:
+        if images.dtype == torch.uint8:
+            images = images.to(self.mean.dtype) / 255
         return (images - self.mean) / self.std  # [B, 3, H, W]

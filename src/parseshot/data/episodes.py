@@ -20,17 +20,23 @@ class Episode:
 
 
 def draw_episode(
-    images: Mapping[int, np.ndarray], *, way: int, shots: int | Sequence[int], queries: int, seed: int, index: int
+    images: Mapping[int, np.ndarray],
+    *,
+    way: int,
+    shots: int | Sequence[int],
+    queries: int,
+    seed: int,
+    index: int,
+    names: Sequence[str] | None = None,
 ) -> Episode:
     """Draw `way` of the classes {class: its image numbers}, and `shots` + `queries` different images of each.
 
-    shots may be a number for each class in turn (unbalanced support).
+    shots may be a number for each class in turn (unbalanced support). names: of all classes, for messages.
     """
     per_class = [shots] * way if isinstance(shots, int) else list(shots)
-    check_episode(images, way=way, shots=per_class, queries=queries)
+    check_episode(images, way=way, shots=per_class, queries=queries, names=names)
     random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
-    names = np.array(sorted(images))
-    classes = random.permutation(names)[:way]
+    classes = random.permutation(np.array(sorted(images)))[:way]
     support, query = [], []
     for number, count in zip(classes, per_class, strict=True):
         drawn = random.permutation(images[int(number)])[: count + queries]
@@ -46,7 +52,14 @@ def draw_episode(
     )
 
 
-def check_episode(images: Mapping[int, np.ndarray], *, way: int, shots: Sequence[int], queries: int) -> None:
+def check_episode(
+    images: Mapping[int, np.ndarray],
+    *,
+    way: int,
+    shots: Sequence[int],
+    queries: int,
+    names: Sequence[str] | None = None,
+) -> None:
     """Refuse what cannot be drawn, naming the class and the numbers."""
     if way < 2 or queries < 1 or len(shots) != way or min(shots) < 1:
         raise DataError(
@@ -58,7 +71,8 @@ def check_episode(images: Mapping[int, np.ndarray], *, way: int, shots: Sequence
     need = max(shots) + queries
     for number, members in images.items():
         if len(members) < need:
+            name = f"class {names[number]!r}" if names else f"class number {number}"
             raise DataError(
-                f"class number {number} has {len(members)} images, an episode needs {max(shots)} support + "
+                f"{name} has {len(members)} images, an episode needs {max(shots)} support + "
                 f"{queries} query = {need}; ask for fewer or add photos"
             )

@@ -1,30 +1,34 @@
 """A prepared data set: one directory of memory-mapped arrays and an index, written whole or not at all."""
 
+import functools
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from parseshot.data.names import printable
+from parseshot.data.split import SPLITS
+from parseshot.data.staging import staging
 from parseshot.errors import DataError
 
-SCHEMA_VERSION = 1
-INDEX = "pack.json"
-SPLITS = ("base", "val", "novel")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCHEMA_VERSION = 2
+INDEX, FILES = "pack.json", "files.json"
 
 
 class Pack:
     """Read access to a prepared directory.
 
-    images: uint8 [n, H, W, 3], memory-mapped. labels: [n], index into `classes`. splits: base, val or novel a class.
-    parts: float32 [n, P, 3] as (x, y, visible) in pixels of the image, the centre of the top left pixel at (0, 0).
+    images: uint8 [n, H, H, 3], memory-mapped; H is `stored`, the model sees the `size` pixels in its middle.
+    labels: [n], index into `classes`. splits: base, val or novel a class. boxes: [n, 4] as left, top, right, bottom.
+    parts: [n, P, 3] as (x, y, visible). Both in pixels of the middle; the centre of its top left pixel is (0, 0).
+    twins: [m, 3], pairs of images of the same photo or nearly so (first < second), and 1 where the file is the same.
+    official_train: [n], 1 where the data set's own division of images says "train".
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -34,15 +38,31 @@ class Pack:
         self.size: int = index["size"]
         self.classes: list[str] = index["classes"]
         self.splits: list[str] = index["splits"]
+        self.split: dict[str, str] = index["split"]  # name and fingerprint
         self.part_names: list[str] = index["part_names"]
         self.provenance: dict[str, Any] = index["provenance"]
+        self.problems: list[dict[str, str]] = index["problems"]
+        self.warnings: list[str] = index["warnings"]
         self.fingerprint: str = index["fingerprint"]
+        self.checksums: dict[str, str] = {name: entry["sha256"] for name, entry in index["arrays"].items()}
         arrays = {name: _read_array(self.path, name, entry) for name, entry in index["arrays"].items()}
         self.images, self.labels = arrays["images"], np.asarray(arrays["labels"])
+        self.stored: int = self.images.shape[1]
         self.parts, self.boxes = arrays.get("parts"), arrays.get("boxes")
+        self.official_train = arrays.get("official_train")
+        self.twins = np.asarray(arrays.get("twins", np.zeros((0, 3), dtype=np.int64)))
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @functools.cached_property
+    def files(self) -> list[str]:
+        """The name each image had in its source."""
+        try:
+            names = json.loads((self.path / FILES).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path / FILES} cannot be read ({error}); prepare the data again") from None
+        return list(names)
 
     def by_class(self, split: str) -> dict[int, np.ndarray]:
         """Image numbers of each class of a split: {class: [n_c]}."""
@@ -63,10 +83,32 @@ class Pack:
             for split in SPLITS
         }
 
-    def load(self, numbers: np.ndarray | Sequence[int]) -> Tensor:
-        """Images as float [B, 3, H, W] in [0, 1], channels_last in memory."""
-        pixels = torch.from_numpy(self.images[np.asarray(numbers)])  # [B, H, W, 3]
-        return pixels.permute(0, 3, 1, 2).float().div_(255.0)
+    def class_counts(self) -> dict[str, int]:
+        """Number of images of each class."""
+        counts = np.bincount(self.labels, minlength=len(self.classes))
+        return {name: int(count) for name, count in zip(self.classes, counts, strict=True)}
+
+    def pixels(self, numbers: np.ndarray | Sequence[int], *, margin: bool = False) -> np.ndarray:
+        """Images as uint8 [B, H, H, 3]: the middle, or all that is stored."""
+        edge = 0 if margin else (self.stored - self.size) // 2
+        side = self.stored if margin else self.size
+        return np.ascontiguousarray(self.images[np.asarray(numbers), edge : edge + side, edge : edge + side])
+
+    def load(self, numbers: np.ndarray | Sequence[int], *, margin: bool = False) -> "Tensor":
+        """`pixels` as float [B, 3, H, H] in [0, 1], channels_last in memory."""
+        import torch  # here, because worker processes that prepare a pack need none
+
+        return torch.from_numpy(self.pixels(numbers, margin=margin)).permute(0, 3, 1, 2).float().div_(255.0)
+
+    def verify(self) -> None:
+        """Compare every array with its checksum."""
+        for name, expected in self.checksums.items():
+            if sha256(self.path / f"{name}.npy") != expected:
+                raise DataError(f"{self.path / f'{name}.npy'} does not match its checksum; prepare the data again")
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint or a result says about its data."""
+        return {"name": self.name, "fingerprint": self.fingerprint, "size": self.size, "split": self.split}
 
 
 def write_pack(
@@ -76,44 +118,89 @@ def write_pack(
     arrays: Mapping[str, np.ndarray],
     classes: Sequence[str],
     splits: Sequence[str],
+    split: Mapping[str, str],
     part_names: Sequence[str] = (),
+    files: Sequence[str] | None = None,
     provenance: Mapping[str, Any],
 ) -> Pack:
-    """Write a prepared directory: into a temporary neighbour first, renamed when complete."""
+    """Write a prepared directory from arrays in memory."""
     path = Path(path)
+    refuse_existing(path)
+    with staging(path) as folder:
+        for array_name, array in arrays.items():
+            save_array(folder, array_name, array)
+        write_index(
+            folder,
+            name=name,
+            size=int(arrays["images"].shape[1]),
+            classes=classes,
+            splits=splits,
+            split=split,
+            part_names=part_names,
+            files=[f"{number:06d}" for number in range(len(arrays["labels"]))] if files is None else files,
+            provenance=provenance,
+        )
+    return Pack(path)
+
+
+def save_array(folder: Path, name: str, array: np.ndarray) -> None:
+    with (folder / f"{name}.npy").open("wb") as stream:
+        np.save(stream, np.ascontiguousarray(array), allow_pickle=False)
+
+
+def write_index(
+    folder: Path,
+    *,
+    name: str,
+    size: int,
+    classes: Sequence[str],
+    splits: Sequence[str],
+    split: Mapping[str, str],
+    part_names: Sequence[str],
+    files: Sequence[str],
+    provenance: Mapping[str, Any],
+    problems: Sequence[Mapping[str, str]] = (),
+    warnings: Sequence[str] = (),
+    checksums: Mapping[str, str] | None = None,
+) -> None:
+    """Describe the arrays that lie in a folder. The fingerprint covers all of it, pixels included.
+
+    checksums: of arrays for which they are known already.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    for file in sorted(folder.glob("*.npy")):
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        entries[file.stem] = {"shape": list(array.shape), "dtype": str(array.dtype)}
+        entries[file.stem]["sha256"] = (checksums or {}).get(file.stem) or sha256(file)
+    (folder / FILES).write_text(json.dumps([printable(one) for one in files], indent=0) + "\n", encoding="utf-8")
+    index: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "size": size,
+        "classes": list(classes),
+        "splits": list(splits),
+        "split": dict(split),
+        "part_names": list(part_names),
+        "provenance": dict(provenance),
+        "problems": [dict(problem) for problem in problems],
+        "warnings": list(warnings),
+        "arrays": entries,
+    }
+    index["fingerprint"] = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()[:16]
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def refuse_existing(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DataError(f"{path} exists and is not empty; remove it or choose another --out")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        entries = {}
-        for array_name, array in arrays.items():
-            file = temporary / f"{array_name}.npy"
-            with file.open("wb") as stream:
-                np.save(stream, np.ascontiguousarray(array), allow_pickle=False)
-                stream.flush()
-                os.fsync(stream.fileno())
-            entries[array_name] = {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": _sha256(file)}
-        index = {
-            "schema_version": SCHEMA_VERSION,
-            "name": name,
-            "size": int(arrays["images"].shape[1]),
-            "classes": list(classes),
-            "splits": list(splits),
-            "part_names": list(part_names),
-            "provenance": dict(provenance),
-            "arrays": entries,
-        }
-        index["fingerprint"] = hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()[:16]
-        (temporary / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-        temporary.chmod(0o755)
-        if path.exists():
-            path.rmdir()
-        temporary.rename(path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return Pack(path)
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        digest = hashlib.sha256()
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _read_index(path: Path) -> dict[str, Any]:
@@ -127,7 +214,9 @@ def _read_index(path: Path) -> dict[str, Any]:
         raise DataError(f"{path / INDEX} is damaged ({error}); prepare the data again") from None
     version = index.get("schema_version") if isinstance(index, dict) else None
     if version != SCHEMA_VERSION:
-        raise DataError(f"{path / INDEX} has schema_version {version!r}, this parseshot reads {SCHEMA_VERSION}")
+        raise DataError(
+            f"{path / INDEX} has schema_version {version!r}, this parseshot reads {SCHEMA_VERSION}; prepare it again"
+        )
     return index
 
 
@@ -140,11 +229,3 @@ def _read_array(path: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
     if list(array.shape) != entry["shape"] or str(array.dtype) != entry["dtype"]:
         raise DataError(f"{file} is {array.dtype}{list(array.shape)}, the index says {entry['dtype']}{entry['shape']}")
     return array
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

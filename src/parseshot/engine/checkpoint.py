@@ -1,7 +1,6 @@
 """Checkpoints: a directory with config.json, model.safetensors and a card, replaced whole; no pickle anywhere."""
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from parseshot.data.staging import sync
 from parseshot.errors import ModelError
 
 SCHEMA_VERSION = 1
@@ -36,7 +36,7 @@ def save(
         (temporary / CARD).write_text(card(model, provenance), encoding="utf-8")
         for file in temporary.iterdir():
             file.chmod(0o644)
-            _sync(file)
+            sync(file)
         temporary.chmod(0o755)
         _replace(temporary, path)
     except BaseException:
@@ -96,14 +96,6 @@ def card(model: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 300 else f"{text[:300]} … (whole in {CONFIG})"
-
-
-def _sync(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _replace(new: Path, path: Path) -> None:

@@ -1,7 +1,8 @@
 """Few-shot evaluation: encode each image once, then score the same episodes for every method."""
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,8 @@ class Accuracy:
 
     shots: int
     episodes: np.ndarray  # [E], in episode order
+    copies: int = 0  # queries left out because the very same file was in the support set
+    near_copies: int = 0  # queries nearly the same as a support photo; they count
 
     @property
     def interval(self) -> Interval:
@@ -70,15 +73,41 @@ def encode_split(
     return Encoding.cat(pieces), rows
 
 
+class Twins:
+    """Which rows of an encoding show the same photo, to keep queries out that are in the support set already."""
+
+    def __init__(self, pack: Pack, members: Mapping[int, np.ndarray]) -> None:
+        row_of = {int(image): row for row, image in enumerate(np.concatenate(list(members.values())))}
+        self.of: dict[int, dict[int, bool]] = defaultdict(dict)  # row → {row of a twin: is it the same file?}
+        for first, second, same in pack.twins.tolist():
+            if first in row_of and second in row_of:
+                self.of[row_of[first]][row_of[second]] = self.of[row_of[second]][row_of[first]] = bool(same)
+        self.rows = np.array(sorted(self.of), dtype=np.int64)
+
+    def among(self, episode: Episode) -> tuple[np.ndarray, int]:
+        """Positions of the queries whose file is in the support set, and how many are nearly so."""
+        support, copies, near = set(episode.support.tolist()), [], 0
+        for position in np.flatnonzero(np.isin(episode.query, self.rows)):
+            found = [same for row, same in self.of[int(episode.query[position])].items() if row in support]
+            copies += [position] if any(found) else []
+            near += bool(found) and not any(found)
+        return np.array(copies, dtype=np.int64), near
+
+
 @torch.inference_mode()
-def score_episode(model: Model, encoding: Encoding, episode: Episode) -> float:
-    """Share of the episode's queries given to the right class; image numbers are rows of the encoding."""
+def score_episode(model: Model, encoding: Encoding, episode: Episode, leave_out: np.ndarray | None = None) -> float:
+    """Share of the episode's queries given to the right class; image numbers are rows of the encoding.
+
+    leave_out: positions of queries that do not count.
+    """
     logits = model.method.logits(
         encoding.take(torch.from_numpy(episode.query)),
         encoding.take(torch.from_numpy(episode.support)),
         torch.from_numpy(episode.support_labels),
     )
-    return float((logits.argmax(1) == torch.from_numpy(episode.query_labels)).double().mean())
+    right = (logits.argmax(1) == torch.from_numpy(episode.query_labels)).double().numpy()
+    counted = right if leave_out is None else np.delete(right, leave_out)
+    return float(counted.mean()) if len(counted) else float(right.mean())
 
 
 def evaluate(
@@ -96,23 +125,20 @@ def evaluate(
     """Accuracy over episodes for each number of shots. The same arguments give the same episodes to any model."""
     refuse_seen_classes(model, pack, split)
     encoding, rows = encode_split(model, pack, split, progress)
+    twins = Twins(pack, pack.by_class(split))
     model.eval()
-    return [
-        Accuracy(
-            count,
-            np.array(
-                [
-                    score_episode(
-                        model,
-                        encoding,
-                        draw_episode(rows, way=way, shots=count, queries=queries, seed=seed, index=index),
-                    )
-                    for index in range(episodes)
-                ]
-            ),
-        )
-        for count in shots
-    ]
+    found = []
+    for count in shots:
+        accuracies, copies, near_copies = [], 0, 0
+        for index in range(episodes):
+            episode = draw_episode(
+                rows, way=way, shots=count, queries=queries, seed=seed, index=index, names=pack.classes
+            )
+            same, near = twins.among(episode)
+            accuracies.append(score_episode(model, encoding, episode, same))
+            copies, near_copies = copies + len(same), near_copies + near
+        found.append(Accuracy(count, np.array(accuracies), copies, near_copies))
+    return found
 
 
 def refuse_seen_classes(model: Model, pack: Pack, split: str) -> None:

@@ -42,6 +42,8 @@ class Model(nn.Module):
     @torch.inference_mode()
     def encode(self, images: Tensor, *, batch: int = 8) -> Encoding:
         """`forward` in evaluation mode, in batches small enough for the activations to stay in cache."""
+        if not bool(images.isfinite().all()):
+            raise ValueError("images: holds NaN or infinity; give pixels in [0, 1]")
         training = self.training
         self.eval()
         try:

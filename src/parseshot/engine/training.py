@@ -4,7 +4,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from parseshot import __version__
 from parseshot.config import Config
-from parseshot.data.augment import augment
+from parseshot.data.augment import Augmentation, augment
 from parseshot.data.episodes import Episode, draw_episode
 from parseshot.data.packed import Pack
 from parseshot.engine.evaluation import Interval, encode_split, score_episode
@@ -37,8 +37,7 @@ class TrainingConfig(Config):
     weight_decay: float = Field(0.0, ge=0)
     decay_every: int = Field(3_000, ge=1)  # episodes between the steps of the learning rate …
     decay_factor: float = Field(0.1, gt=0, le=1)  # … and what it is multiplied by
-    flip: bool = True
-    perspective: float = Field(0.1, ge=0, lt=1)  # how far corners move, in halves of a side
+    augmentation: Augmentation = Augmentation()
     validate_every: int = Field(1_000, ge=1)
     validation_episodes: int = Field(200, ge=2)
     seed: int = Field(0, ge=0)
@@ -67,13 +66,13 @@ def train(
         raise DataError(f"{pack.path} holds images of {pack.size} px, the model wants {model.config.image_size} px")
     members = pack.by_class("base")
     torch.manual_seed(config.seed)
-    initialise(model, pack, draw(members, config, 0))
+    initialise(model, pack, draw(members, config, 0, pack.classes))
     optimiser = torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     schedule = torch.optim.lr_scheduler.StepLR(optimiser, config.decay_every, config.decay_factor)
     best, started = -math.inf, time.perf_counter()
     with (out / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
         for step in range(config.episodes):
-            figures = train_step(model, optimiser, pack, draw(members, config, step), config, step)
+            figures = train_step(model, optimiser, pack, draw(members, config, step, pack.classes), config, step)
             schedule.step()
             seconds = time.perf_counter() - started
             figures |= {"step": step + 1, "seconds": round(seconds, 3)}
@@ -93,10 +92,12 @@ def train(
     return model.provenance
 
 
-def draw(members: dict[int, np.ndarray], config: TrainingConfig, step: int) -> Episode:
+def draw(
+    members: dict[int, np.ndarray], config: TrainingConfig, step: int, names: Sequence[str] | None = None
+) -> Episode:
     """The episode of a training step."""
     return draw_episode(
-        members, way=config.way, shots=config.shots, queries=config.queries, seed=config.seed, index=step
+        members, way=config.way, shots=config.shots, queries=config.queries, seed=config.seed, index=step, names=names
     )
 
 
@@ -121,7 +122,8 @@ def train_step(
     """One episode: support and query images in one forward pass, Algorithm 2, one step of the optimiser."""
     model.train()
     numbers = np.concatenate((episode.support, episode.query))
-    images = augment(pack.load(numbers), flip=config.flip, perspective=config.perspective, seed=config.seed, step=step)
+    pixels = pack.pixels(numbers, margin=config.augmentation.margin)
+    images = augment(pixels, config.augmentation, size=pack.size, seed=config.seed, step=step)
     encoding = model(images)
     support, query = encoding.take(slice(len(episode.support))), encoding.take(slice(len(episode.support), None))
     labels, targets = torch.from_numpy(episode.support_labels), torch.from_numpy(episode.query_labels)
@@ -152,7 +154,7 @@ def validate(model: Model, pack: Pack, config: TrainingConfig) -> Interval:
 def provenance(pack: Pack, config: TrainingConfig, step: int, val: float, seconds: float) -> dict[str, Any]:
     """How the weights came about: data, classes, settings, versions."""
     return {
-        "data": {"name": pack.name, "fingerprint": pack.fingerprint, "size": pack.size, **pack.provenance},
+        "data": pack.record() | pack.provenance,
         "base_classes": [name for name, split in zip(pack.classes, pack.splits, strict=True) if split == "base"],
         "training": config.model_dump(mode="json"),
         "episodes_seen": step,

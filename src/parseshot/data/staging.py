@@ -1,0 +1,89 @@
+"""A directory that appears whole or not at all: built beside its place under a lock, renamed when complete."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from parseshot.errors import DataError
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs into one place are then not told apart
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def staging(path: Path) -> Iterator[Path]:
+    """A directory beside `path` to build in; it becomes `path` when the block ends well and is removed otherwise.
+
+    A killed run leaves it behind, unlocked; the next run finds it by its name and starts it afresh. Two runs at once
+    are told apart by a lock on the directory itself, which dies with its process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.partial"
+    lock = _lock(temporary, path)
+    try:
+        _empty(temporary)
+        yield temporary
+        for file in temporary.iterdir():
+            sync(file)
+        sync(temporary)
+        temporary.rename(path)  # over an empty directory at most
+        sync(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or directory is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def reserve(handle: int, size: int, what: str) -> None:
+    """Claim the space of a file before anything is written, so that a full disk is known at once."""
+    free = shutil.disk_usage(os.path.dirname(what) or ".").free
+    try:
+        if size > free:
+            raise OSError(28, "No space left on device")
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, size)
+        else:
+            os.truncate(handle, size)
+    except OSError as error:
+        needed, left = f"{size / 1e6:.0f} MB", f"{free / 1e6:.0f} MB"
+        raise DataError(f"{what} needs {needed}, {left} are free: {error.strerror}; nothing was written") from None
+
+
+def _lock(temporary: Path, path: Path) -> int:
+    while True:
+        temporary.mkdir(exist_ok=True)
+        handle = os.open(temporary, os.O_RDONLY)
+        if fcntl is None:
+            return handle
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(temporary).st_ino == os.fstat(handle).st_ino:
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            raise DataError(f"another run is writing {path}; wait for it or choose another --out") from None
+        except FileNotFoundError:  # the other run finished in between
+            pass
+        os.close(handle)
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
