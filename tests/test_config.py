@@ -37,11 +37,12 @@ def test_errors_name_the_source_and_the_field(values: dict, message: str) -> Non
 
 
 def test_overrides_are_toml_values_or_words() -> None:
-    recipe = load_recipe("birds-dop", ["training.lr=1e-3", "model.method=protonet", "model.method_options.pooled=true"])
+    overrides = ["training.lr=1e-3", "model.method=dop", "model.method_options.geometry=false"]
+    recipe = load_recipe("birds-protonet", overrides)
     assert isinstance(recipe, Recipe)
     assert recipe.training.lr == 1e-3
-    assert recipe.model.method == "protonet"
-    assert recipe.model.method_options == {"pooled": True}
+    assert recipe.model.method == "dop"
+    assert recipe.model.method_options == {"geometry": False}
 
 
 def test_a_recipe_that_is_not_toml(tmp_path) -> None:
