@@ -180,6 +180,8 @@ def data_prepare(
         prepare.check_name(name)
         if source is None:
             raise UsageError(f"{name} needs --source, a folder or archive")
+        if (out / "pack.json").exists():
+            print(f"{out} is there already; kept if the same command made it from this archive", file=sys.stderr)
         with _progress("preparing") as update:
             pack = prepare.prepare(
                 name,

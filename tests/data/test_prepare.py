@@ -232,6 +232,20 @@ def test_cars_in_each_of_its_layouts(tmp_path: Path, layout: str) -> None:
     assert np.array_equal(pack.pixels([number])[0], np.asarray(first.resize((84, 84), Image.Resampling.BILINEAR)))
 
 
+def test_car_annotations_without_a_field_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "cars"
+    save(root / "car_ims" / "000000.jpg", 1)
+    names = np.array([CARS], dtype=object)
+    whole = car_rows(["car_ims/000000.jpg"], "relative_im_path", test=[0])
+    fewer = np.zeros((1, 1), dtype=[(name, object) for name in whole.dtype.names if name != "class"])
+    for name in fewer.dtype.names:
+        fewer[name][0, 0] = whole[name][0, 0]
+    for rows, message in ((fewer, "annotations 1 has no class"), (np.arange(3), "no list 'annotations'")):
+        scipy.io.savemat(root / "cars_annos.mat", {"annotations": rows, "class_names": names})
+        with pytest.raises(DataError, match=message):
+            prepare("cars", root, tmp_path / "pack")
+
+
 def dogs_tree(root: Path, images: int = 2) -> Path:
     breeds = ["n02085620-Chihuahua", "n02085936-Maltese_dog", "n02113799-standard_poodle", "n02115913-dhole"]
     for number, breed in enumerate(breeds):
@@ -294,6 +308,8 @@ def test_csv_errors_name_the_line(tmp_path: Path) -> None:
         "path,label,split\na.jpg,x,holdout\n": "line 2: split 'holdout' is not one of",
         "path,label,split\na.jpg,x,base\nb.jpg,x,novel\n": "line 3: class 'x' is novel here and base above",
         "path,label\nnone.jpg,x\n": "none.jpg is listed but not there",
+        "path,label\na.jpg,x\0\n": "line 2 is not text",
+        "path,label\na.jpg," + "x" * 200_000: "line 2 is not text",
     }
     for text, message in cases.items():
         table.write_text(text)
@@ -342,7 +358,7 @@ def test_the_same_bytes_whatever_the_number_of_workers(tmp_path: Path) -> None:
 
 
 def test_a_finished_pack_is_kept_and_anything_else_refused(tmp_path: Path) -> None:
-    root = folder(tmp_path / "mine")
+    root = archive_of(folder(tmp_path / "mine"), tmp_path / "mine.tgz")
     prepare("folder", root, tmp_path / "pack")
     stamp = (tmp_path / "pack" / "images.npy").stat().st_mtime_ns
     prepare("folder", root, tmp_path / "pack")
@@ -353,6 +369,14 @@ def test_a_finished_pack_is_kept_and_anything_else_refused(tmp_path: Path) -> No
     pixels[-1] ^= 1
     (tmp_path / "pack" / "images.npy").write_bytes(pixels)
     with pytest.raises(DataError, match=r"images\.npy does not match its checksum"):
+        prepare("folder", root, tmp_path / "pack")
+
+
+def test_a_folder_that_may_have_changed_is_never_answered_with_an_old_pack(tmp_path: Path) -> None:
+    root = folder(tmp_path / "mine")
+    prepare("folder", root, tmp_path / "pack")
+    save(root / "class 0" / "new.jpg", 4711)
+    with pytest.raises(DataError, match="not empty"):
         prepare("folder", root, tmp_path / "pack")
 
 

@@ -10,7 +10,7 @@ import io
 import posixpath
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -209,6 +209,10 @@ def _aircraft(source: Source) -> Listing:
 # Stanford Cars ------------------------------------------------------------------------------------------------------
 
 
+NUMBERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "test")
+CAR_FIELDS = NUMBERS[:-1]  # that every annotation has
+
+
 def _cars(source: Source) -> Listing:
     root = source.find("cars_annos.mat")
     if root is not None:
@@ -223,7 +227,9 @@ def _cars(source: Source) -> Listing:
 
 
 def _cars_whole(source: Source, root: str) -> Listing:
-    content = _mat(source, root + "cars_annos.mat", ("annotations", "class_names"))
+    content = _mat(
+        source, root + "cars_annos.mat", annotations=("relative_im_path", "test", *CAR_FIELDS), class_names=()
+    )
     listing = Listing("cars", [_car(name) for name in content["class_names"]], [], upright=False)
     for row in content["annotations"]:
         _add_car(listing, source, root + str(row["relative_im_path"]), row, test=bool(np.ravel(row["test"])[0]))
@@ -232,7 +238,7 @@ def _cars_whole(source: Source, root: str) -> Listing:
 
 
 def _cars_devkit(source: Source, root: str) -> Listing:
-    names = _mat(source, root + "devkit/cars_meta.mat", ("class_names",))["class_names"]
+    names = _mat(source, root + "devkit/cars_meta.mat", class_names=())["class_names"]
     listing = Listing("cars", [_car(name) for name in names], [], upright=False)
     tables = (
         ("cars_train", ("devkit/cars_train_annos.mat",)),
@@ -245,7 +251,7 @@ def _cars_devkit(source: Source, root: str) -> Listing:
                 f"{source.path} lacks {root}{places[0]}: without it the pictures in {folder}/ have no class "
                 "(cars_test_annos.mat has boxes only)"
             )
-        for row in _mat(source, table, ("annotations",))["annotations"]:
+        for row in _mat(source, table, annotations=("fname", *CAR_FIELDS))["annotations"]:
             _add_car(listing, source, f"{root}{folder}/{row['fname']}", row, test=folder == "cars_test")
         _note_unlisted(listing, source, f"{root}{folder}/")
     return listing
@@ -264,11 +270,17 @@ def _car(name: str) -> str:
     return class_name(re.sub(r"\bC[/_-]V\b", "C_V", name), "cars")
 
 
-def _mat(source: Source, name: str, wanted: Iterable[str]) -> dict[str, list]:
+def _mat(source: Source, name: str, **wanted: tuple[str, ...]) -> dict[str, list]:
+    """The variables of a file: a list of text, or of rows that each have these fields with a value."""
     content = read_mat(read(source.files[name]), f"{source.path}: {name}")
-    for variable in wanted:
-        if variable not in content:
-            raise DataError(f"{source.path}: {name} has no variable {variable!r}")
+    for variable, fields in wanted.items():
+        rows = content.get(variable)
+        if not isinstance(rows, list) or not all(isinstance(row, dict if fields else str) for row in rows):
+            raise DataError(f"{source.path}: {name} has no list {variable!r} as Stanford Cars has it")
+        for number, row in enumerate(rows if fields else (), 1):
+            lacking = [field for field in fields if field not in row or (field in NUMBERS and not np.size(row[field]))]
+            if lacking:
+                raise DataError(f"{source.path}: {name}, {variable} {number} has no {', '.join(lacking)}")
     return content
 
 
@@ -348,7 +360,7 @@ def _csv(source: Source) -> Listing:
     table, text = tables[0], source.text(tables[0])
     root = table.rpartition("/")[0]
     dialect = min((",", ";", "\t"), key=lambda mark: -text.split("\n", 1)[0].count(mark))
-    rows = csv.DictReader(io.StringIO(text), delimiter=dialect)
+    rows = csv.DictReader(_csv_lines(text, table), delimiter=dialect)
     columns = {(name or "").strip().lower(): name for name in rows.fieldnames or ()}
     for wanted in ("path", "label"):
         if wanted not in columns:
@@ -382,6 +394,14 @@ def _csv(source: Source) -> Listing:
     listing.classes = list(label_of)
     listing.split = split_by_column(role_of) if role_of else None
     return listing
+
+
+def _csv_lines(text: str, table: str) -> Iterator[str]:
+    """The lines of a table, for the csv module, which cannot read all that a file may hold."""
+    for number, line in enumerate(io.StringIO(text, newline=""), 1):
+        if "\0" in line or len(line) > csv.field_size_limit():
+            raise DataError(f"{table} line {number} is not text: it holds a NUL, or is longer than any path and label")
+        yield line
 
 
 # Shared -------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def perceptual_hashes(images: np.ndarray) -> np.ndarray:
         green = images[start : start + 256, :, :, 1]
         sums = np.add.reduceat(green, rows[:-1], axis=1, dtype=np.uint32)  # [b, 8, H]
         levels = np.add.reduceat(sums, columns[:-1], axis=2) / areas  # [b, 8, 9]
-        both = np.stack((levels, levels[:, ::1, ::-1]), 1)  # [b, 2, 8, 9]
+        both = np.stack((levels, levels[:, :, ::-1]), 1)  # [b, 2, 8, 9]
         bits = np.packbits(both[..., :-1] < both[..., 1:], axis=-1)  # [b, 2, 8, 1]
         hashes.append(np.ascontiguousarray(bits[..., 0]).view(np.uint64)[..., 0])  # [b, 2]
     return np.concatenate(hashes)

@@ -70,8 +70,12 @@ class Square(NamedTuple):
 
     def from_photo(self, points: np.ndarray) -> np.ndarray:
         """The other way round, for points [..., 2]."""
-        corner, extent = np.array([self.left, self.top]), np.array([self.width, self.height])
-        return (points + 0.5 - corner) * (len(self.pixels) / extent) - 0.5
+        return to_pixels(points, np.array(self[1:]), len(self.pixels))
+
+
+def to_pixels(points: np.ndarray, region: np.ndarray, size: int) -> np.ndarray:
+    """Points [..., 2] of a photo in the square of size×size pixels that shows its region [..., 4] (see `Square`)."""
+    return (points + 0.5 - region[..., :2]) * (size / region[..., 2:]) - 0.5
 
 
 def open_photo(

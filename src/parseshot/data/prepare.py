@@ -13,8 +13,9 @@ import numpy as np
 from parseshot.data.catalog import LAYOUTS, Item, Listing, Problem, read_catalog
 from parseshot.data.duplicates import exact_groups, near_pairs
 from parseshot.data.packed import INDEX, Pack, refuse_existing, save_array, sha256, write_index, write_pack
+from parseshot.data.photo import to_pixels
 from parseshot.data.render import HEADER, Rendered, Rules, Task, close_files, render
-from parseshot.data.source import open_source
+from parseshot.data.source import is_table, open_source
 from parseshot.data.split import Split, load_split, split_by_seed
 from parseshot.data.staging import reserve, staging
 from parseshot.data.synthetic import PART_NAMES, draw_many, make_species
@@ -43,22 +44,24 @@ def prepare(
     """Pack a data set from a folder or archive; the same source and options give the same bytes.
 
     split: a shipped list or a JSON file; without it the data set's default, a CSV's own column, or `seed`.
-    A finished pack made by the same command is returned as it is; anything else in `out` is refused.
+    A finished pack that the same command made from the same archive is returned as it is; anything else in `out` is
+    refused, also a pack of a folder or table, whose photos may have changed since.
     """
     check_name(name)
     if view not in VIEWS:
         raise UsageError(f"unknown view {view!r}; there are {', '.join(VIEWS)}")
     out, source = Path(out), Path(source)
+    chosen = load_split(split) if split else None
+    archive = source.is_file() and not is_table(source)
     request = {
-        "data": name, "source": source.name, "bytes": source.stat().st_size if source.is_file() else None,
-        "size": size, "view": view, "split": split, "seed": seed, "lenient": lenient,
+        "data": name, "source": source.name, "bytes": source.stat().st_size if archive else None,
+        "size": size, "view": view, "split": chosen.record() if chosen else None, "seed": seed, "lenient": lenient,
         "keep_duplicates": keep_duplicates,
     }  # fmt: skip
-    finished = _finished(out, request)
+    finished = _finished(out, request) if archive else None
     if finished is not None:
         return finished
     refuse_existing(out)
-    chosen = load_split(split) if split else None
     stored = round(size * VIEWS[view][0] / VIEWS[view][1])
     stored += (stored - size) % 2  # the same margin on both sides
     try:
@@ -216,11 +219,10 @@ def _write(
 def _annotations(items: Sequence[Item], rows: Sequence[Rendered], stored: int, size: int) -> dict[str, np.ndarray]:
     """Parts and boxes in the pixels a model sees, and the official division; each where all pictures have it."""
     found: dict[str, np.ndarray] = {}
-    region = np.array([row.region for row in rows])  # [n, 4]
-    corner, extent = region[:, None, :2], region[:, None, 2:]
+    region = np.array([row.region for row in rows])[:, None]  # [n, 1, 4]
 
     def seen(points: np.ndarray) -> np.ndarray:  # [n, P, 2], edges of the photo → centres in the middle of the square
-        return (points - corner) * (stored / extent) - 0.5 - (stored - size) / 2
+        return to_pixels(points - 0.5, region, stored) - (stored - size) / 2
 
     if all(item.parts is not None for item in items):
         parts = np.array([item.parts for item in items])  # [n, P, 3]

@@ -93,7 +93,7 @@ def open_source(path: Path | str, staging: Path) -> Source:
         return _folder(path)
     if not path.is_file():
         raise DataError(f"--source {path} does not exist; give a folder or a tar, tgz or zip archive")
-    if path.suffix.lower() in (".csv", ".tsv"):
+    if is_table(path):
         return Source(path, {path.name: Place(str(path))})
     with path.open("rb") as stream:
         head = stream.read(8)
@@ -110,6 +110,10 @@ def open_source(path: Path | str, staging: Path) -> Source:
         raise
     except DAMAGE as error:
         raise DataError(f"{path} is not a complete tar, tgz or zip archive: {error}") from None
+
+
+def is_table(path: Path) -> bool:
+    return path.suffix.lower() in (".csv", ".tsv")
 
 
 def read(place: Place) -> bytes:
