@@ -204,7 +204,8 @@ def _decode(data: bytes, kind: str, name: str, notes: list[str], *, upright: boo
         if kind == "TIFF" and not upright:
             _keep_as_stored(image)
         image.load()
-        converted = _to_srgb(_upright(image, notes) if upright else image, notes).copy()
+        converted = _to_srgb(_upright(image, notes) if upright else image, notes)
+        converted = converted.copy() if converted is image else converted  # the opened file keeps its metadata
         converted.info = {}  # comments, EXIF and places must not travel on
         return converted
 
@@ -246,6 +247,8 @@ def _without_large_profile(data: bytes, kind: str, notes: list[str]) -> bytes:
 
 def _upright(image: Image.Image, notes: list[str]) -> Image.Image:
     try:
+        if image.getexif().get(ORIENTATION, 1) == 1:  # Pillow would copy it, which costs as much as decoding
+            return image
         return ImageOps.exif_transpose(image)
     except Exception as error:  # damaged EXIF must not cost the photo
         notes.append(f"EXIF ignored: {error}")
