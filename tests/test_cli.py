@@ -98,7 +98,31 @@ def test_prepare_train_evaluate_and_measure(tmp_path: Path) -> None:
     rows = json.loads(run(*pair, "--json").stdout)["results"]
     assert [row["accuracy"] for row in rows[::2]] == [row["accuracy"] for row in found["results"]]
     assert rows[0]["lead_of_first"] == 0
-    assert "first leads by" in run(*pair).stdout
+    shown = run(*pair).stdout
+    assert shown.count("paired differences") == 1
+    assert shown.count("not told apart") == 2  # the two are the same weights
+    page = tmp_path / "pages" / "report.html"
+    wide = [
+        *arguments[:4],
+        "--way",
+        "all",
+        "--shots",
+        "1+1+2+2+3",
+        "--episodes",
+        "5",
+        "--queries",
+        "3",
+        "--report",
+        page,
+    ]
+    told = run(*wide, "--json")
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["protocol"]["way"] == 5
+    assert json.loads(told.stdout)["notes"] == ["no open set: all 5 classes of novel are in every episode"]
+    assert json.loads(told.stdout)["results"][0]["calibration"]["temperature"] > 0
+    assert "1+1+2+2+3 shots" in page.read_text(encoding="utf-8")
+    assert run(*pair, "--report", page).returncode == 0
+    assert "Paired differences" in page.read_text(encoding="utf-8")
     scores = json.loads(run("part-quality", tmp_path / "run/last", "--data", tmp_path / "birds", "--json").stdout)
     assert sum(score["name"].startswith("floor") for score in scores["scores"]) == 4
     again = run("train", "birds-dop", "--data", tmp_path / "birds", "--out", tmp_path / "run", *quick)
@@ -128,6 +152,9 @@ def test_dry_run_prints_the_whole_recipe(tmp_path: Path) -> None:
         (["train", "birds-dop", "--data", "missing", "--out", "y"], 3, "not a prepared data set"),
         (["evaluate", "missing", "--data", "x"], 4, "not a model directory"),
         (["evaluate", "missing", "--data", "x", "--shots", "one"], 2, "--shots 'one'"),
+        (["evaluate", "missing", "--data", "x", "--way", "1"], 2, "--way '1' is neither a number from 2 nor all"),
+        (["evaluate", "missing", "--data", "x", "--protocol", "mine"], 2, "there are paper, frn"),
+        (["compare", "a", "a", "--data", "x"], 2, "the same model twice"),
         (["data", "prepare", "cubs", "--out", "x"], 2, "unknown data set 'cubs'"),
         (["data", "info", "missing"], 3, "parseshot data prepare"),
         (["evaluate"], 2, "Missing argument"),

@@ -30,10 +30,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 Data = Annotated[Path, typer.Option(help="A packed data set.")]
 Split = Annotated[str, typer.Option(help="base, val or novel.")]
-Way = Annotated[int, typer.Option(min=2, help="Classes of an episode.")]
-Shots = Annotated[str, typer.Option(help="Support images of each class, e.g. 1,5.")]
-Queries = Annotated[int, typer.Option(min=1, help="Query images of each class.")]
-Episodes = Annotated[int, typer.Option(min=2, help="Number of episodes.")]
+ProtocolName = Annotated[
+    str, typer.Option(help="paper: 5-way, 1 and 5 shots, 15 queries, 600 episodes. frn: 16 queries, 10,000 episodes.")
+]
+Way = Annotated[str | None, typer.Option(help="Classes of an episode, or all. (default: of the protocol)")]
+Shots = Annotated[
+    str | None,
+    typer.Option(help="Support images of each class, e.g. 1,5; 1+2+5 is a number for each class. (default: 1,5)"),
+]
+Queries = Annotated[int | None, typer.Option(min=1, help="Query images of each class. (default: of the protocol)")]
+Episodes = Annotated[int | None, typer.Option(min=2, help="Number of episodes. (default: of the protocol)")]
+Memory = Annotated[
+    float | None,
+    typer.Option(min=0, help="GB of encodings above which they go to disk. (default: half of what is free)"),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Which episodes are drawn.")]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -331,127 +341,209 @@ def train(
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model directory.")],
     data: Data,
+    protocol: ProtocolName = "paper",
     split: Split = "novel",
-    way: Way = 5,
-    shots: Shots = "1,5",
-    queries: Queries = 15,
-    episodes: Episodes = 600,
+    way: Way = None,
+    shots: Shots = None,
+    queries: Queries = None,
+    episodes: Episodes = None,
     seed: Seed = 0,
+    calibrate: Annotated[bool, typer.Option(help="Fit a temperature on the val classes.")] = False,
+    open_set: Annotated[bool, typer.Option(help="Add queries of five further classes to every episode.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML report here; implies --calibrate and --open-set.")
+    ] = None,
+    memory: Memory = None,
     threads: Threads = CORES,
     as_json: Json = False,
 ) -> None:
-    """Few-shot accuracy on unseen classes: mean over episodes with its 95 % interval."""
-    counts = _shots(shots)
+    """Few-shot accuracy on unseen classes: mean over episodes with its 95 % intervals, by class, calibration."""
     from parseshot.data.packed import Pack
     from parseshot.engine.evaluation import evaluate as run
     from parseshot.engine.model import Model
+    from parseshot.engine.results import evaluation_result
 
+    asked = _protocol(protocol, split, way, shots, queries, episodes, seed)
     _use_threads(threads)
     loaded, pack = Model.from_pretrained(model), Pack(data)
-    with _progress("encoding") as update:
+    started = time.monotonic()
+    with _progress("evaluating") as update:
         found = run(
             loaded,
             pack,
-            split=split,
-            way=way,
-            shots=counts,
-            queries=queries,
-            episodes=episodes,
-            seed=seed,
+            asked(pack),
+            calibrate=calibrate or report is not None,
+            open_set=open_set or report is not None,
+            memory=_bytes(memory),
             progress=update,
         )
-    protocol = {"split": split, "way": way, "queries": queries, "episodes": episodes, "seed": seed}
+    result = evaluation_result(model, loaded, pack, found)
+    if report is not None:
+        from parseshot.evaluation_report import write_evaluation
+
+        write_evaluation(result, found, pack, report)
     if as_json:
-        rows = [
-            {
-                "shots": one.shots,
-                "accuracy": one.interval.mean,
-                "interval_95": one.interval.half_width,
-                "copies_left_out": one.copies,
-                "near_copies": one.near_copies,
-            }
-            for one in found
-        ]
-        _print_json(model=str(model), method=loaded.config.method, data=pack.record(), protocol=protocol, results=rows)
-        return
-    for one in found:
-        mean, half = 100 * one.interval.mean, 100 * one.interval.half_width
-        print(f"{loaded.config.method} {way}-way {one.shots}-shot on {pack.name}/{split}: {mean:.2f} ± {half:.2f} %")
-        if one.copies or one.near_copies:
+        print(result.model_dump_json(indent=1))
+    else:
+        _print_evaluation(result)
+    where = "on disk" if result.cache.on_disk else "in memory"
+    print(
+        f"{result.cache.images} images encoded once, {result.cache.bytes / 1e6:.0f} MB {where}; "
+        f"{time.monotonic() - started:.1f} s",
+        file=sys.stderr,
+    )
+    if report is not None:
+        print(f"report {report}", file=sys.stderr)
+
+
+def _print_evaluation(result: Any) -> None:
+    from parseshot.engine.protocol import shots_text
+
+    asked = result.protocol
+    for one in result.results:
+        low, high = (100 * bound for bound in one.interval_95_by_classes)
+        name = shots_text(one.shots if isinstance(one.shots, int) else tuple(one.shots))
+        print(
+            f"{result.method} {asked.way}-way {name}-shot on {result.data.name}/{asked.split}: "
+            f"{100 * one.accuracy:.2f} ± {100 * one.interval_95:.2f} % (by classes {low:.2f} to {high:.2f})"
+        )
+        calibration = one.calibration
+        text = f"  calibration error {100 * calibration.raw.ece:.2f} %"
+        if calibration.tempered is not None:
+            text += f", {100 * calibration.tempered.ece:.2f} % at temperature {calibration.temperature:.3g}"
+        print(text)
+        if one.open_set is not None:
+            known = one.open_set.by_logit
             print(
-                f"{one.shots}-shot: {one.copies} queries left out because the same file was in the support set, "
+                f"  unseen classes: AUROC {100 * known.auroc:.2f} ± {100 * known.auroc_interval_95:.2f} %, taken for "
+                f"known at 95 % TPR {100 * known.fpr_at_95_tpr:.2f} ± {100 * known.fpr_interval_95:.2f} %"
+            )
+        worst = sorted((row for row in one.per_class if row.queries), key=lambda row: row.accuracy)[:3]
+        print("  hardest: " + ", ".join(f"{row.name} {100 * row.accuracy:.1f} %" for row in worst))
+        pairs = [f"{pair.truth} taken for {pair.taken_for} {100 * pair.rate:.0f} %" for pair in one.most_confused[:2]]
+        print("  confused: " + "; ".join(pairs)) if pairs else None
+        if one.copies_left_out or one.near_copies:
+            print(
+                f"{name}-shot: {one.copies_left_out} queries left out because the same file was in the support set, "
                 f"{one.near_copies} nearly the same as a support photo",
                 file=sys.stderr,
             )
-    print(f"split {pack.split['name']} {pack.split['fingerprint']}, data {pack.fingerprint}", file=sys.stderr)
+    for note in result.notes:
+        print(f"note: {note}", file=sys.stderr)
+    split = result.data.split
+    print(f"split {split.name} {split.fingerprint}, data {result.data.fingerprint}", file=sys.stderr)
 
 
 @app.command()
 def compare(
-    models: Annotated[list[Path], typer.Argument(help="Model directories; the first is compared with each other.")],
+    models: Annotated[list[Path], typer.Argument(help="Model directories, two or more.")],
     data: Data,
+    protocol: ProtocolName = "paper",
     split: Split = "novel",
-    way: Way = 5,
-    shots: Shots = "1,5",
-    queries: Queries = 15,
-    episodes: Episodes = 600,
+    way: Way = None,
+    shots: Shots = None,
+    queries: Queries = None,
+    episodes: Episodes = None,
     seed: Seed = 0,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML report with a critical-difference plot here.")
+    ] = None,
+    memory: Memory = None,
     threads: Threads = CORES,
     as_json: Json = False,
 ) -> None:
-    """Compare models on the same episodes: means, and paired differences to the first with their 95 % interval."""
-    counts = _shots(shots)
+    """Compare models on the same episodes: means, and paired differences with their 95 % interval and p-value."""
     if len(models) < 2:
         raise UsageError("compare needs at least two models")
+    if len(set(models)) < len(models):
+        raise UsageError("compare was given the same model twice")
     from parseshot.data.packed import Pack
     from parseshot.engine.evaluation import evaluate as run
-    from parseshot.engine.evaluation import paired_difference
     from parseshot.engine.model import Model
+    from parseshot.engine.results import comparison_result
 
+    asked = _protocol(protocol, split, way, shots, queries, episodes, seed)
     _use_threads(threads)
     pack = Pack(data)
     loaded = [Model.from_pretrained(path) for path in models]
-    protocol: dict[str, Any] = {"split": split, "way": way, "queries": queries, "episodes": episodes, "seed": seed}
-    with _progress("encoding") as update:
-        found = [run(model, pack, shots=counts, progress=update, **protocol) for model in loaded]
-    rows: list[dict[str, Any]] = []
-    for column, count in enumerate(counts):
-        for path, model, accuracies in zip(models, loaded, found, strict=True):
-            one, paired = accuracies[column], paired_difference(found[0][column], accuracies[column])
-            rows.append(
-                {
-                    "model": str(path),
-                    "method": model.config.method,
-                    "shots": count,
-                    "accuracy": one.interval.mean,
-                    "interval_95": one.interval.half_width,
-                    "lead_of_first": paired.mean,
-                    "lead_interval_95": paired.half_width,
-                    "excludes_zero": paired.excludes_zero(),
-                }
-            )
+    with _progress("comparing") as update:
+        found = [run(model, pack, asked(pack), memory=_bytes(memory), progress=update) for model in loaded]
+    result = comparison_result(models, loaded, pack, found)
+    if report is not None:
+        from parseshot.evaluation_report import write_comparison
+
+        write_comparison(result, report)
+        print(f"report {report}", file=sys.stderr)
     if as_json:
-        _print_json(data=pack.record(), protocol=protocol, results=rows)
-        return
-    print(f"{pack.name}/{split}, {way}-way, {queries} queries, the same {episodes} episodes for all, in %")
-    for row in rows:
-        text = f"{row['shots']}-shot {row['model']:32} {100 * row['accuracy']:6.2f} ± {100 * row['interval_95']:.2f}"
-        if row["model"] != str(models[0]):
-            verdict = "excludes 0" if row["excludes_zero"] else "includes 0"
-            text += (
-                f"   first leads by {100 * row['lead_of_first']:6.2f} ± {100 * row['lead_interval_95']:.2f} ({verdict})"
-            )
-        print(text)
+        print(result.model_dump_json(indent=1))
+    else:
+        _print_comparison(result)
 
 
-def _shots(text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        counts = ()
-    if not counts or min(counts) < 1:
-        raise UsageError(f"--shots {text!r} is not a list of positive numbers such as 1,5")
-    return counts
+def _print_comparison(result: Any) -> None:
+    from parseshot.engine.protocol import shots_text
+
+    def named(shots: Any) -> str:
+        return shots_text(shots if isinstance(shots, int) else tuple(shots))
+
+    asked = result.protocol
+    print(
+        f"{result.data.name}/{asked.split}, {asked.way}-way, {asked.queries} queries, "
+        f"the same {asked.episodes} episodes for all, in %"
+    )
+    width = max(len(row.model) for row in result.results)
+    for row in result.results:
+        low, high = (100 * bound for bound in row.interval_95_by_classes)
+        print(
+            f"{named(row.shots)}-shot {row.model:{width}} {100 * row.accuracy:6.2f} ± {100 * row.interval_95:.2f}"
+            f"   by classes {low:.2f} to {high:.2f}"
+        )
+    print("paired differences; p corrected for the number of pairs (Holm)")
+    for pair in result.pairs:
+        low, high = (100 * bound for bound in pair.interval_95_by_classes)
+        verdict = "told apart" if pair.differ else "not told apart"
+        print(
+            f"{named(pair.shots)}-shot {pair.first} − {pair.second}: {100 * pair.difference:+.2f} ± "
+            f"{100 * pair.interval_95:.2f}, p {pair.p_holm:.2g}, {verdict}; by classes {low:+.2f} to {high:+.2f}"
+        )
+
+
+def _protocol(
+    name: str,
+    split: str,
+    way: str | None,
+    shots: str | None,
+    queries: int | None,
+    episodes: int | None,
+    seed: int,
+) -> Callable[[Any], Any]:
+    """The protocol a user asked for, once the data are known: its options, where given, else those of its name."""
+    from parseshot.config import read_config
+    from parseshot.engine.protocol import PROTOCOLS, Protocol, parse_shots
+
+    if name not in PROTOCOLS:
+        raise UsageError(f"unknown protocol {name!r}; there are {', '.join(PROTOCOLS)}")
+    if way is not None and way != "all" and not (way.isdigit() and int(way) >= 2):
+        raise UsageError(f"--way {way!r} is neither a number from 2 nor all")
+    given = {
+        "split": split,
+        "shots": parse_shots(shots) if shots is not None else None,
+        "queries": queries,
+        "episodes": episodes,
+        "seed": seed,
+    }
+    values = PROTOCOLS[name].model_dump() | {key: value for key, value in given.items() if value is not None}
+
+    def for_data(pack: Any) -> Any:
+        if way is not None:
+            values["way"] = len(pack.by_class(split)) if way == "all" else int(way)
+        return read_config(Protocol, values, source="protocol")
+
+    return for_data
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * 1e9)
 
 
 @app.command()

@@ -19,7 +19,7 @@ from parseshot.errors import DataError
 from parseshot.figures import check_picture, svg_lines, svg_marks
 from parseshot.recognition.explain import Explanation, FoundPart
 
-TEMPLATES, TEMPLATE = Path(__file__).parent / "web", "report.html.j2"
+TEMPLATES, TEMPLATE = Path(__file__).parent / "web", "base.html.j2"  # the frame of every page
 THUMBNAILS = 5  # enrolled pictures shown a class
 LOSSLESS = 128  # pixels: larger pictures are embedded as lossy WebP
 
@@ -46,14 +46,18 @@ class Report:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write one self-contained HTML file: rendered first, then a temporary neighbour, then renamed."""
-    page = render(report).encode("utf-8", errors="replace")  # names of folders may hold lone surrogates
+    """Write one self-contained HTML file."""
+    write_page(render(report), path)
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page whole or not at all: a temporary neighbour, then renamed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(page)
+            stream.write(page.encode("utf-8", errors="replace"))  # names of folders may hold lone surrogates
             stream.flush()
             os.fsync(stream.fileno())
         Path(temporary).chmod(0o644)
@@ -63,31 +67,38 @@ def write_report(report: Report, path: Path) -> None:
         raise
 
 
+def environment() -> jinja2.Environment:
+    """Templates that escape every name: they get numbers, colours and names, never markup."""
+    loader, strict = jinja2.FileSystemLoader(TEMPLATES), jinja2.StrictUndefined
+    return jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
+
+
 def render(report: Report) -> str:
-    """The page as text. Every name is escaped; the template gets numbers, colours and names, never markup."""
+    """The page as text."""
     if len(report.support) != len(report.support_labels):
         raise DataError(f"{len(report.support)} enrolled pictures, but {len(report.support_labels)} labels")
     album = Album()
     cards = [_card(report, album, number, query) for number, query in enumerate(report.queries, 1)]
-    loader, strict = jinja2.FileSystemLoader(TEMPLATES), jinja2.StrictUndefined
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template(TEMPLATE).render(
-        report=report,
-        cards=cards,
-        verdicts=Counter(card["verdict"] for card in cards),
-        enrolled=_enrolled(report, album),
-        confusion=_confusion(cards),
-        names=sorted({name for card in cards for name in (card["answer"], card["truth"]) if name is not None}),
-        pictures=album.pictures,
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            cards=cards,
+            verdicts=Counter(card["verdict"] for card in cards),
+            enrolled=_enrolled(report, album),
+            confusion=_confusion(cards),
+            names=sorted({name for card in cards for name in (card["answer"], card["truth"]) if name is not None}),
+            pictures=album.pictures,
+        )
     )
 
 
 class Album:
     """Gives each distinct picture a number, so that it is embedded once however often it is shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, lossless: int = LOSSLESS) -> None:
+        self.lossless = lossless
         self.pictures: list[dict[str, Any]] = []
         self._numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
 
@@ -96,13 +107,14 @@ class Album:
         number = self._numbers.setdefault((image.shape, image.tobytes()), len(self.pictures))
         if number == len(self.pictures):
             height, width = image.shape[:2]
-            self.pictures.append({"number": number, "width": width, "height": height, "uri": _data_uri(image)})
+            picture = {"number": number, "width": width, "height": height, "box": f"-.5 -.5 {width} {height}"}
+            self.pictures.append(picture | {"uri": _data_uri(image, self.lossless)})
         return self.pictures[number]
 
 
-def _data_uri(image: np.ndarray) -> str:
+def _data_uri(image: np.ndarray, lossless: int) -> str:
     stream = io.BytesIO()
-    Image.fromarray(image).save(stream, "WEBP", lossless=max(image.shape) <= LOSSLESS, quality=90, method=4)
+    Image.fromarray(image).save(stream, "WEBP", lossless=max(image.shape) <= lossless, quality=90, method=4)
     return "data:image/webp;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 

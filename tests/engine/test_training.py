@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from parseshot.data.packed import Pack
-from parseshot.engine.evaluation import Accuracy, Interval, evaluate, paired_difference
+from parseshot.engine.evaluation import evaluate
 from parseshot.engine.model import Model, ModelConfig
+from parseshot.engine.protocol import Protocol
 from parseshot.engine.training import TrainingConfig, start_run, train_step
 from parseshot.errors import DataError, ModelError
 
@@ -101,31 +102,10 @@ def test_initialisation_leaves_the_running_statistics_alone(birds: Pack) -> None
 def test_evaluation_is_the_same_twice_and_paired_across_methods(birds: Pack) -> None:
     torch.manual_seed(0)
     model = Model(ModelConfig())
-    first, second = (evaluate(model, birds, episodes=20, queries=9) for _ in range(2))
+    asked = Protocol(episodes=20, queries=9)
+    first, second = (evaluate(model, birds, asked).outcomes for _ in range(2))
     assert [one.shots for one in first] == [1, 5]
     for left, right in zip(first, second, strict=True):
         assert np.array_equal(left.episodes, right.episodes)
-    other = evaluate(model, birds, episodes=20, queries=9, seed=1)
+    other = evaluate(model, birds, asked.model_copy(update={"seed": 1})).outcomes
     assert not np.array_equal(first[0].episodes, other[0].episodes)
-
-
-def test_interval_is_196_standard_errors() -> None:
-    values = np.array([0.2, 0.4, 0.9, 0.5])
-    interval = Accuracy(1, values).interval
-    assert interval.mean == pytest.approx(0.5)
-    assert interval.half_width == pytest.approx(1.96 * values.std(ddof=1) / 2)
-    assert Interval(0.3, 0.1, 4).excludes_zero()
-    assert not Interval(-0.05, 0.1, 4).excludes_zero()
-
-
-def test_pairing_sees_what_two_intervals_do_not() -> None:
-    """A lead of one point in every episode, under a spread of ten points between episodes."""
-    random = np.random.default_rng(0)
-    difficulty = random.normal(0.6, 0.1, 400)
-    first, second = Accuracy(1, difficulty + 0.01), Accuracy(1, difficulty + random.normal(0, 0.02, 400))
-    lead = paired_difference(first, second)
-    assert lead.mean == pytest.approx(0.01, abs=0.003)
-    assert lead.excludes_zero()
-    assert first.interval.half_width + second.interval.half_width > lead.mean  # unpaired, they overlap
-    with pytest.raises(DataError, match="same episodes"):
-        paired_difference(first, Accuracy(5, difficulty))

@@ -450,7 +450,7 @@ def test_15_a_model_is_not_evaluated_on_classes_it_was_trained_on(birds: Pack) -
     model = Model(ModelConfig())
     model.provenance = {"base_classes": [birds.classes[20], "other"]}
     with pytest.raises(DataError, match=birds.classes[20]):
-        evaluate(model, birds, episodes=2)
+        evaluate(model, birds)
 
 
 def test_16_k_is_4_in_both_presets() -> None:

@@ -1,5 +1,6 @@
 """A backbone and a method, composed: images in, encodings out; saved as a directory of JSON and safetensors."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from parseshot.backbones import build_backbone
 from parseshot.config import Config, read_config
 from parseshot.engine import checkpoint
 from parseshot.methods import Encoding, build_method
+
+BATCH = 8  # images a forward pass; always the same, so that the same command gives the same digits
+TOGETHER = 64  # feature maps the method takes at once
 
 
 class ModelConfig(Config):
@@ -40,17 +44,33 @@ class Model(nn.Module):
         return self.method.encode(self.backbone(images))
 
     @torch.inference_mode()
-    def encode(self, images: Tensor, *, batch: int = 8) -> Encoding:
-        """`forward` in evaluation mode, in batches small enough for the activations to stay in cache."""
+    def encode(self, images: Tensor, *, batch: int = BATCH, together: int = TOGETHER) -> Encoding:
+        """`forward` in evaluation mode.
+
+        The backbone runs in batches small enough for its activations to stay in cache, the method on `together` feature
+        maps at once: what it derives from its weights alone is then worked out less often.
+        """
         if not bool(images.isfinite().all()):
             raise ValueError("images: holds NaN or infinity; give pixels in [0, 1]")
         training = self.training
         self.eval()
         try:
             images = images.contiguous(memory_format=torch.channels_last)
-            return Encoding.cat([self(images[start : start + batch]) for start in range(0, len(images), batch)])
+            pieces = []
+            for group in images.split(together):
+                maps = [self.backbone(part) for part in group.split(batch)]
+                pieces.append(self.method.encode(torch.cat(maps)))
+            return Encoding.cat(pieces)
         finally:
             self.train(training)
+
+    def fingerprint(self) -> str:
+        """Of the weights and of what is needed to use them: names, shapes and bytes."""
+        digest = hashlib.sha256(self.config.model_dump_json().encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def save_pretrained(self, path: Path | str) -> None:
         """Write config.json, model.safetensors and README.md (the card) into a directory, all or nothing."""

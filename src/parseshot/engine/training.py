@@ -19,7 +19,7 @@ from parseshot.config import Config
 from parseshot.data.augment import Augmentation, augment
 from parseshot.data.episodes import Episode, draw_episode
 from parseshot.data.packed import Pack
-from parseshot.engine.evaluation import Interval, encode_split, score_episode
+from parseshot.engine.evaluation import validation_accuracy
 from parseshot.engine.model import Model, ModelConfig
 from parseshot.errors import DataError, ModelError
 
@@ -78,7 +78,7 @@ def train(
             figures |= {"step": step + 1, "seconds": round(seconds, 3)}
             last = step + 1 == config.episodes
             if last or (step + 1) % config.validate_every == 0:
-                figures["val"] = validate(model, pack, config).mean
+                figures["val"] = validation_accuracy(model, pack, config.validation_episodes).mean
                 model.provenance = provenance(pack, config, step + 1, figures["val"], seconds)
                 if figures["val"] > best:
                     best = figures["val"]
@@ -135,20 +135,6 @@ def train_step(
     optimiser.step()
     figures = {name: float(term.detach()) for name, term in terms.items()}
     return figures | model.method.monitor(query, support, labels, targets)
-
-
-def validate(model: Model, pack: Pack, config: TrainingConfig) -> Interval:
-    """5-way 5-shot accuracy on fixed episodes of the val classes (fewer where they are short of images)."""
-    encoding, rows = encode_split(model, pack, "val")
-    model.eval()
-    way, smallest = min(5, len(rows)), min(len(images) for images in rows.values())
-    shots = min(5, smallest - 1)
-    queries = min(15, smallest - shots)
-    episodes = (
-        draw_episode(rows, way=way, shots=shots, queries=queries, seed=0, index=index)
-        for index in range(config.validation_episodes)
-    )
-    return Interval.of(np.array([score_episode(model, encoding, episode) for episode in episodes]))
 
 
 def provenance(pack: Pack, config: TrainingConfig, step: int, val: float, seconds: float) -> dict[str, Any]:

@@ -30,17 +30,47 @@ class Encoding(Mapping[str, Tensor]):
     def images(self) -> int:
         return len(next(iter(self._tensors.values())))
 
+    @property
+    def loaded_bytes(self) -> int:
+        """Of the tensors that were asked for, where this is a selection."""
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
     def take(self, index: Tensor | slice) -> "Encoding":
-        """The encoding of the selected images."""
-        return Encoding(**{name: tensor[index] for name, tensor in self._tensors.items()})
+        """The encoding of the selected images; a tensor is selected when it is first asked for."""
+        return _Selection(self, index)
 
     @staticmethod
     def cat(encodings: Sequence["Encoding"]) -> "Encoding":
         return Encoding(**{name: torch.cat([one[name] for one in encodings]) for name in encodings[0]})
 
 
+class _Selection(Encoding):
+    """Some images of an encoding. What a method does not look at is never copied."""
+
+    def __init__(self, source: Encoding, index: Tensor | slice) -> None:
+        self._source, self._index = source, index
+        self._tensors: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            self._tensors[name] = self._source[name][self._index]
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._source)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def images(self) -> int:
+        return len(self[next(iter(self))])
+
+
 class Method(nn.Module):
     """A few-shot method on a backbone's features. It holds weights only: what it knows of an episode is passed in."""
+
+    vectorised = True  # `logits` runs under torch.func.vmap over episodes; False where its course depends on values
 
     def encode(self, features: Tensor) -> Encoding:
         """Features [B, C, G, G] → what is kept of each image; depends on that image alone in evaluation mode."""

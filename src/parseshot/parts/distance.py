@@ -47,9 +47,9 @@ def part_weights(query_entropy: Tensor, class_entropy: Tensor, slopes: Tensor) -
     The paper's linear layer R^{M+1} → R with the M support weights tied, so that it takes any number of photos in any
     order: slopes[0]·h^(q) + slopes[1]·mean_i h^(i,y). A bias would cancel in the softmax.
     """
-    query = slopes[0] * query_entropy[:, None, :, None]  # [Q, 1, S, 1, K]
-    support = slopes[1] * class_entropy[None, :, None]  # [1, N, 1, S, K]
-    return torch.softmax(query + support, -1)
+    query = slopes[0] * query_entropy.permute(2, 0, 1)[:, :, :, None, None]  # [K, Q, S, 1, 1]
+    support = slopes[1] * class_entropy.permute(2, 0, 1)[:, None, None]  # [K, 1, 1, N, S]
+    return torch.softmax(query + support, 0).permute(1, 3, 2, 4, 0)  # parts first in memory, as `squared_distances`
 
 
 def side_lengths(mu: Tensor) -> Tensor:
