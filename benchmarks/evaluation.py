@@ -4,11 +4,12 @@
 
 One run, medians where repeated, wall time in this process, random weights (the time does not depend on them):
 (a) 5-way 1-shot and 5-shot episodes of 15 queries, every image of an episode through backbone and head again, as the
-    peers do: one batch, PyTorch's own memory layout. Measured on --again episodes of each, then multiplied by 600
-    and 10,000 (not measured). Also in our own layout and batches, so that one sees what comes from encoding once alone;
+    peers do: one batch, PyTorch's own memory layout, the C library's own allocator. Measured on --again episodes of
+    each, then multiplied by 600 and 10,000 (not measured). Also with our own layout, batches and allocator, so that one
+    sees what comes from encoding once alone;
 (b) all-in (read the pack, encode, head included, draw, score both numbers of shots) at 600 episodes against the bare
     forward passes of the backbone over the same images in the same batches;
-(c) all-in at 10,000 episodes against 600; peak memory of the process.
+(c) all-in at 10,000 episodes against 600; peak memory of the process. ResNet-12: (b) and memory only, it takes minutes.
 Batch sizes and memory layouts of the bare backbone are timed beside, on 240 images. With --easyfsl DIR, where DIR was
 made by `pip install --no-deps --target DIR easyfsl tqdm`, easyfsl's own `evaluate` runs its ProtoNet on the same
 backbone and episodes. It imports torchvision and pandas, for plots and tables only: they are replaced by stand-ins, and
@@ -16,7 +17,6 @@ its TaskSampler, which does not work with this torch, by a list of tasks that ar
 """
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -30,6 +30,7 @@ import torch
 
 from parseshot.data.episodes import draw_episode
 from parseshot.data.packed import Pack
+from parseshot.engine.allocator import keep_freed_memory
 from parseshot.engine.evaluation import evaluate
 from parseshot.engine.model import BATCH, Model, ModelConfig
 from parseshot.engine.protocol import Protocol
@@ -45,6 +46,12 @@ def seconds(function: Callable[[], object]) -> float:
     started = time.perf_counter()
     function()
     return time.perf_counter() - started
+
+
+def peak_memory() -> float:
+    """GB this process has held at most; getrusage would count what its parent held when it was started."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1e6
 
 
 def images_of(pack: Pack, numbers: np.ndarray) -> torch.Tensor:
@@ -112,26 +119,29 @@ def measure(name: str, pack: Pack, count: int, easyfsl: Path | None) -> None:
     model = Model(MODELS[name]).eval()
     numbers = np.concatenate(list(pack.by_class("novel").values()))
     images = images_of(pack, numbers)
+    small = name.startswith("conv4")
+    again: dict[str, dict[int, float]] = {}
+    if small:
+        again["as the peers do"] = each_episode(model, pack, count, as_peers=True)
+    if easyfsl and name == "conv4 protonet":
+        again["by easyfsl"] = easyfsl_episode(easyfsl, model, pack, count)
+    keep_freed_memory()
+    if small:
+        again["our way"] = each_episode(model, pack, count, as_peers=False)
     bare(model, images[:64])
     pairs = [
         (seconds(lambda: bare(model, images)), seconds(lambda: evaluate(model, pack, Protocol(episodes=600))))
-        for _ in range(3 if name.startswith("conv4") else 1)
+        for _ in range(3 if small else 1)
     ]
-    long = seconds(lambda: evaluate(model, pack, Protocol(episodes=10_000)))
     short = statistics.median(pair[1] for pair in pairs)
     of_bare = statistics.median(b / a for a, b in pairs)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"{name}: {len(numbers)} images, 600 and 10,000 episodes of 1 and as many of 5 shots")
     print(f"  bare backbone, each image once   {statistics.median(pair[0] for pair in pairs):8.1f} s")
-    print(f"  all-in, 600 episodes             {short:8.1f} s   {of_bare:.2f}× the bare backbone")
-    print(f"  all-in, 10,000 episodes          {long:8.1f} s   {long / short:.2f}× that of 600")
-    print(f"  peak memory so far               {memory:8.2f} GB")
-    again = {
-        "as the peers do": each_episode(model, pack, count, as_peers=True),
-        "in our layout": each_episode(model, pack, count, as_peers=False),
-    }
-    if easyfsl and name == "conv4 protonet":
-        again["by easyfsl"] = easyfsl_episode(easyfsl, model, pack, count)
+    print(f"  all-in, 600 episodes             {short:8.1f} s   {of_bare:.2f}× the bare backbone", flush=True)
+    if small:
+        long = seconds(lambda: evaluate(model, pack, Protocol(episodes=10_000)))
+        print(f"  all-in, 10,000 episodes          {long:8.1f} s   {long / short:.2f}× that of 600")
+    print(f"  peak memory of the process       {peak_memory():8.2f} GB", flush=True)
     for text, found in again.items():
         both = sum(found.values())
         print(
@@ -173,6 +183,7 @@ def main() -> None:
     if arguments.one:
         measure(arguments.one, pack, arguments.again, arguments.easyfsl)
         return
+    keep_freed_memory()
     layouts(pack)
     for name in MODELS:
         if name.split()[0] in arguments.models.split(","):

@@ -82,7 +82,10 @@ def _print_json(**values: Any) -> None:
 def _use_threads(count: int) -> None:
     import torch
 
+    from parseshot.engine.allocator import keep_freed_memory
+
     torch.set_num_threads(count)
+    keep_freed_memory()
 
 
 @contextlib.contextmanager

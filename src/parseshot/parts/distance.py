@@ -20,7 +20,7 @@ class Distance(NamedTuple):
     @property
     def total(self) -> Tensor:
         """d(q, y), [Q, N]."""
-        return self.expression.sum((2, 3, 4)) + self.geometry.sum((2, 3))
+        return (self.expression.sum(4) + self.geometry).sum((2, 3))
 
 
 def class_mean(values: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -35,8 +35,8 @@ def squared_distances(query: Tensor, support: Tensor) -> Tensor:
     (queries, scales, parts, _), classes = query.shape, support.shape[0]
     left = query.permute(2, 0, 1, 3).flatten(1, 2)  # [K, Q·S, C]
     right = support.permute(2, 0, 1, 3).flatten(1, 2)  # [K, N·S, C]
-    inner = left @ right.transpose(1, 2)  # [K, Q·S, N·S]
-    squares = left.square().sum(-1)[:, :, None] + right.square().sum(-1)[:, None] - 2 * inner
+    inner = left @ (-2 * right.transpose(1, 2))  # [K, Q·S, N·S]
+    squares = inner + left.square().sum(-1)[:, :, None] + right.square().sum(-1)[:, None]
     squares = squares.clamp_min(0.0).view(parts, queries, scales, classes, scales)
     return squares.permute(1, 3, 2, 4, 0)
 
