@@ -133,13 +133,19 @@ def test_prepare_train_evaluate_and_measure(tmp_path: Path) -> None:
     assert "5 support + 15 query = 20" in short.stderr or "1 support + 15 query = 16" in short.stderr
 
 
-def test_dry_run_prints_the_whole_recipe(tmp_path: Path) -> None:
-    result = run(
-        "train", "birds-dop", "--data", tmp_path, "--out", tmp_path / "run", "--dry-run", "--set", "training.lr=0.5"
-    )
-    recipe = json.loads(result.stdout)["recipe"]
-    assert recipe["training"]["lr"] == 0.5
-    assert recipe["training"]["weight_decay"] == 0.0
+def test_dry_run_prints_the_whole_recipe_and_what_it_will_cost(birds: Pack, tmp_path: Path) -> None:
+    small = ["--set", "training.lr=0.5", "--set", "training.way=4", "--set", "model.backbone_options.channels=8"]
+    result = run("train", "birds-dop", "--data", birds.path, "--out", tmp_path / "run", "--dry-run", *small)
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["recipe"]["training"]["lr"] == 0.5
+    assert told["recipe"]["training"]["decay_factor"] == 0.3
+    plan = told["plan"]
+    assert plan["parameters"]["backbone"] == 8 * 3 * 9 + 8 + 3 * (8 * 8 * 9 + 8) + 4 * 16
+    assert plan["images_a_step"] == 4 * (1 + 3)
+    assert plan["steps"] == 750
+    assert plan["hours"] * 3600 >= 0.5 * 750 * plan["seconds_a_step"] > 0
+    assert 0.1 < plan["memory_gb"] < 20
     assert not (tmp_path / "run").exists()
 
 

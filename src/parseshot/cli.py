@@ -312,20 +312,27 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="Override a value, e.g. training.lr=1e-3.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Print the resolved recipe and stop.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, exactly as if never stopped.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and what it will cost, from a few real steps.")
+    ] = False,
     threads: Threads = CORES,
 ) -> None:
-    """Train a model in episodes."""
+    """Train a model in episodes. Ctrl-C or SIGTERM saves its state first; --resume goes on."""
     from parseshot.engine.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides)
-    if dry_run:
-        _print_json(recipe=resolved.model_dump(mode="json"))
-        return
     from parseshot.data.packed import Pack
     from parseshot.engine.training import start_run
 
     _use_threads(threads)
+    if dry_run:
+        from parseshot.engine.plan import plan
+
+        _print_json(recipe=resolved.model_dump(mode="json"), plan=plan(resolved, Pack(data)))
+        return
     total = resolved.training.episodes
     with _progress("training") as update:
 
@@ -335,7 +342,7 @@ def train(
                 int(figures["step"]), total, " ".join(f"{key} {figures[key]:.3f}" for key in shown if key in figures)
             )
 
-        summary = start_run(resolved.model, Pack(data), resolved.training, out, report)
+        summary = start_run(resolved.model, Pack(data), resolved.training, out, report, resume=resume)
     print(f"{out}/best and {out}/last written after {summary['episodes_seen']} episodes, {summary['seconds']:.0f} s")
     print(f"val accuracy of last {100 * summary['val_accuracy']:.1f} % (5-way 5-shot)")
 

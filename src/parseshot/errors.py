@@ -38,3 +38,10 @@ class PhotoError(DataError):
 
     def __reduce__(self) -> tuple[type["PhotoError"], tuple[str, str]]:
         return PhotoError, (self.code, str(self))  # so that it comes back whole from a worker process
+
+
+class Stopped(ParseshotError):
+    """A run that was asked to stop, and did after saving its state."""
+
+    exit_code = 130
+    code = "E_STOPPED"

@@ -1,6 +1,7 @@
 """A directory that appears whole or not at all: built beside its place under a lock, renamed when complete."""
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ try:
     import fcntl
 except ImportError:  # Windows: two runs into one place are then not told apart
     fcntl = None  # type: ignore[assignment]
+
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 @contextlib.contextmanager
@@ -61,6 +64,17 @@ def reserve(handle: int, size: int, what: str) -> None:
     except OSError as error:
         needed, left = f"{size / 1e6:.0f} MB", f"{free / 1e6:.0f} MB"
         raise DataError(f"{what} needs {needed}, {left} are free: {error.strerror}; nothing was written") from None
+
+
+def not_saved(path: Path, size: int, error: OSError) -> Exception:
+    """What to say when the disk refuses; other errors stay what they are."""
+    if error.errno not in REFUSALS:
+        return error
+    free = shutil.disk_usage(path.parent).free
+    return DataError(
+        f"{path}: not saved ({error.strerror}); it needs {size / 1e6:.1f} MB, {free / 1e6:.1f} MB are free. "
+        "What was saved before is whole: make room and go on with --resume"
+    )
 
 
 def _lock(temporary: Path, path: Path) -> int:

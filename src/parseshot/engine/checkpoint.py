@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from parseshot.data.staging import sync
+from parseshot.data.staging import not_saved, sync
 from parseshot.errors import ModelError
 
 SCHEMA_VERSION = 1
@@ -29,9 +30,10 @@ def save(
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     config = {"schema_version": SCHEMA_VERSION, "library_name": "parseshot", "model": model, "provenance": provenance}
+    data = to_bytes({name: tensor.detach().contiguous() for name, tensor in weights.items()})
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
+        (temporary / WEIGHTS).write_bytes(data)
         (temporary / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(card(model, provenance), encoding="utf-8")
         for file in temporary.iterdir():
@@ -39,6 +41,9 @@ def save(
             sync(file)
         temporary.chmod(0o755)
         _replace(temporary, path)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise not_saved(path, len(data), error) from None
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

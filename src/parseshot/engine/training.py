@@ -1,8 +1,9 @@
 """Training in episodes: draw, encode, compare, step."""
 
 import json
-import math
 import platform
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
@@ -21,9 +22,16 @@ from parseshot.data.episodes import Episode, draw_episode
 from parseshot.data.packed import Pack
 from parseshot.engine.evaluation import validation_accuracy
 from parseshot.engine.model import Model, ModelConfig
-from parseshot.errors import DataError, ModelError
+from parseshot.engine.state import LOCK, METRICS, STATE, Reached, keep_metrics, load_state, only_run, save_state
+from parseshot.errors import DataError, ModelError, Stopped
+from parseshot.methods import Encoding
 
 Report = Callable[[dict[str, float]], None]
+SAVE_SECONDS = 60.0  # between two saves of the state
+OURS = {STATE, METRICS, LOCK, "best", "last"}  # what a run's directory holds
+ADVICE = (
+    "nothing was saved from this step; lower the learning rate or look at these images, then --resume or start again"
+)
 
 
 class TrainingConfig(Config):
@@ -42,54 +50,113 @@ class TrainingConfig(Config):
     validation_episodes: int = Field(200, ge=2)
     seed: int = Field(0, ge=0)
 
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return self.lr * self.decay_factor ** (step // self.decay_every)
+
 
 def start_run(
-    model: ModelConfig, pack: Pack, config: TrainingConfig, out: Path | str, report: Report | None = None
+    model: ModelConfig,
+    pack: Pack,
+    config: TrainingConfig,
+    out: Path | str,
+    report: Report | None = None,
+    *,
+    resume: bool = False,
 ) -> dict[str, Any]:
-    """Build a model from the recipe's seed and train it into a directory that holds no other run."""
-    if Path(out).exists() and any(Path(out).iterdir()):
-        raise DataError(f"{out} exists and is not empty; choose another --out")
+    """Build a model from the recipe's seed and train it into a directory that holds no other run, or goes on there."""
+    out = Path(out)
+    strangers = [one for one in out.iterdir() if one.name not in OURS] if out.is_dir() else []
+    if out.exists() and (strangers if resume else any(out.iterdir())):
+        hint = "--resume goes on with the run there" if (out / STATE).exists() else "choose another --out"
+        raise DataError(f"{out} exists and is not empty; {hint}")
     torch.manual_seed(config.seed)
-    return train(Model(model), pack, config, out, report)
+    return train(Model(model), pack, config, out, report, resume=resume)
 
 
 def train(
-    model: Model, pack: Pack, config: TrainingConfig, out: Path | str, report: Report | None = None
+    model: Model,
+    pack: Pack,
+    config: TrainingConfig,
+    out: Path | str,
+    report: Report | None = None,
+    *,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Train on the base classes; keep the weights best on the val classes in `out`/best, the last in `out`/last.
 
     Returns what is also written into the checkpoint as its provenance. Each step's figures go to `out`/metrics.jsonl.
+    The state is saved at every validation, about once a minute, and when SIGTERM or Ctrl-C asks to stop.
     """
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     if pack.size != model.config.image_size:
         raise DataError(f"{pack.path} holds images of {pack.size} px, the model wants {model.config.image_size} px")
+    recipe = {
+        "model": model.config.model_dump(mode="json"),
+        "training": config.model_dump(mode="json"),
+        "data": pack.fingerprint,
+    }
     members = pack.by_class("base")
-    torch.manual_seed(config.seed)
-    initialise(model, pack, draw(members, config, 0, pack.classes))
-    optimiser = torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    schedule = torch.optim.lr_scheduler.StepLR(optimiser, config.decay_every, config.decay_factor)
-    best, started = -math.inf, time.perf_counter()
-    with (out / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
-        for step in range(config.episodes):
-            figures = train_step(model, optimiser, pack, draw(members, config, step, pack.classes), config, step)
-            schedule.step()
-            seconds = time.perf_counter() - started
-            figures |= {"step": step + 1, "seconds": round(seconds, 3)}
-            last = step + 1 == config.episodes
-            if last or (step + 1) % config.validate_every == 0:
-                figures["val"] = validation_accuracy(model, pack, config.validation_episodes).mean
-                model.provenance = provenance(pack, config, step + 1, figures["val"], seconds)
-                if figures["val"] > best:
-                    best = figures["val"]
-                    model.save_pretrained(out / "best")
-                if last:
-                    model.save_pretrained(out / "last")
-            metrics.write(json.dumps(figures) + "\n")
-            metrics.flush()
-            if report:
-                report(figures)
-    return model.provenance
+    with only_run(out), Stop() as stop:
+        optimiser = torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        reached = load_state(out, model, optimiser, recipe) if resume else None
+        if reached is None:
+            reached = Reached()
+            torch.manual_seed(config.seed)
+            initialise(model, pack, draw(members, config, 0, pack.classes))
+        keep_metrics(out, reached.step)
+        if reached.step >= config.episodes and (out / "last").is_dir():
+            return dict(Model.from_pretrained(out / "last").provenance)
+        begun, saved = time.perf_counter() - reached.seconds, time.perf_counter()
+        with (out / METRICS).open("a", encoding="utf-8") as metrics:
+            while reached.step < config.episodes:
+                step = reached.step
+                for group in optimiser.param_groups:
+                    group["lr"] = config.rate(step)
+                figures = train_step(model, optimiser, pack, draw(members, config, step, pack.classes), config, step)
+                reached.step, reached.seconds = step + 1, time.perf_counter() - begun
+                figures |= {"step": reached.step, "seconds": round(reached.seconds, 3)}
+                last = reached.step == config.episodes
+                if last or reached.step % config.validate_every == 0:
+                    figures["val"] = validation_accuracy(model, pack, config.validation_episodes).mean
+                    model.provenance = provenance(pack, config, reached.step, figures["val"], reached.seconds)
+                    if reached.best is None or figures["val"] > reached.best:
+                        reached.best = figures["val"]
+                        model.save_pretrained(out / "best")
+                    if last:
+                        model.save_pretrained(out / "last")
+                metrics.write(json.dumps(figures) + "\n")
+                metrics.flush()
+                if "val" in figures or stop.asked or time.perf_counter() - saved > SAVE_SECONDS:
+                    save_state(out, model, optimiser, reached, recipe)
+                    saved = time.perf_counter()
+                if report:
+                    report(figures)
+                if stop.asked and not last:
+                    raise Stopped(f"stopped after step {reached.step} of {config.episodes}; go on with --resume")
+        return model.provenance
+
+
+class Stop:
+    """Remembers that SIGTERM or Ctrl-C came, so that the step is finished and saved; the second one ends at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Stop":
+        if threading.current_thread() is threading.main_thread():
+            self.before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one, handler in self.before.items():
+            signal.signal(one, handler)
+
+    def _ask(self, number: int, _: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
 
 
 def draw(
@@ -121,6 +188,7 @@ def train_step(
 ) -> dict[str, float]:
     """One episode: support and query images in one forward pass, Algorithm 2, one step of the optimiser."""
     model.train()
+    torch.manual_seed((config.seed * 1_000_003 + step) % (1 << 63))  # what DropBlock draws
     numbers = np.concatenate((episode.support, episode.query))
     pixels = pack.pixels(numbers, margin=config.augmentation.margin)
     images = augment(pixels, config.augmentation, size=pack.size, seed=config.seed, step=step)
@@ -129,9 +197,10 @@ def train_step(
     labels, targets = torch.from_numpy(episode.support_labels), torch.from_numpy(episode.query_labels)
     terms = model.method.loss(query, support, labels, targets)
     total = torch.stack(list(terms.values())).sum()
-    _refuse_nan(terms, step, numbers)
+    _refuse_nan(terms, encoding, step, [pack.files[number] for number in numbers])
     optimiser.zero_grad(set_to_none=True)
     total.backward()
+    _refuse_nan_gradients(model, step)
     optimiser.step()
     figures = {name: float(term.detach()) for name, term in terms.items()}
     return figures | model.method.monitor(query, support, labels, targets)
@@ -152,10 +221,23 @@ def provenance(pack: Pack, config: TrainingConfig, step: int, val: float, second
     }
 
 
-def _refuse_nan(terms: dict[str, Tensor], step: int, numbers: np.ndarray) -> None:
+def _refuse_nan(terms: dict[str, Tensor], encoding: Encoding, step: int, names: Sequence[str]) -> None:
     bad = [name for name, term in terms.items() if not torch.isfinite(term)]
+    if not bad:
+        return
+    finite = torch.stack([tensor.detach().flatten(1).isfinite().all(1) for tensor in encoding.values()]).all(0)
+    hit = [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine] or list(names)
+    raise ModelError(
+        f"step {step + 1}: the loss term {' and '.join(bad)} is not finite, with the images {', '.join(hit[:5])}"
+        f"{' …' if len(hit) > 5 else ''}; {ADVICE}"
+    )
+
+
+def _refuse_nan_gradients(model: Model, step: int) -> None:
+    bad = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.grad is not None and not bool(weight.grad.isfinite().all())
+    ]
     if bad:
-        raise ModelError(
-            f"step {step + 1}: the loss term {' and '.join(bad)} is not finite (images {numbers[:8].tolist()} …); "
-            "nothing was saved from this step; lower the learning rate or check these images"
-        )
+        raise ModelError(f"step {step + 1}: the gradient of {', '.join(bad[:3])} is not finite; {ADVICE}")

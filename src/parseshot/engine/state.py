@@ -1,0 +1,166 @@
+"""The state of a run: all that is needed to go on as if nothing had happened, in one file that is replaced whole.
+
+Episodes, augmentation and every other random draw of a step are functions of (seed, step), and the learning rate is one
+of the step, so the state is: weights and buffers, the optimiser's moments, the step, and the best val accuracy so far.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from parseshot.data.staging import not_saved, sync
+from parseshot.errors import DataError, ModelError
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs in one place are then not told apart
+    fcntl = None  # type: ignore[assignment]
+
+STATE, LOCK, METRICS = "state.safetensors", ".lock", "metrics.jsonl"
+SCHEMA_VERSION = 1
+
+
+@dataclass
+class Reached:
+    """How far a run has come."""
+
+    step: int = 0  # steps done
+    best: float | None = None  # val accuracy of the weights in best/
+    seconds: float = 0.0
+
+
+def save_state(
+    out: Path, model: nn.Module, optimiser: torch.optim.Optimizer, reached: Reached, recipe: Mapping[str, Any]
+) -> None:
+    """Write the state beside the old one, then put it in its place; weights that are not finite are never written."""
+    tensors = {f"model.{name}": tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    for number, moments in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{number}.{name}": value.detach().contiguous() for name, value in moments.items()}
+    bad = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if bad:
+        raise ModelError(f"{out / STATE}: not saved, these tensors are not finite: {', '.join(bad[:5])}")
+    header = {
+        "schema_version": SCHEMA_VERSION,
+        "reached": asdict(reached),
+        "recipe": recipe,
+        "sha256": _digest(tensors),
+    }
+    data = to_bytes(tensors, metadata={"parseshot": json.dumps(header)})
+    handle, temporary = tempfile.mkstemp(prefix=f".{STATE}.", dir=out)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(out / STATE)
+        sync(out)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise not_saved(out / STATE, len(data), error) from None
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_state(
+    out: Path, model: nn.Module, optimiser: torch.optim.Optimizer, recipe: Mapping[str, Any]
+) -> Reached | None:
+    """Put a run back to where it was saved last; None where nothing was saved yet."""
+    path = out / STATE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            header = json.loads((file.metadata() or {}).get("parseshot", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); start again in another directory") from None
+    if header.get("schema_version") != SCHEMA_VERSION:
+        found = header.get("schema_version")
+        raise ModelError(f"{path} has schema_version {found!r}, this parseshot reads {SCHEMA_VERSION}")
+    if header["sha256"] != _digest(tensors):
+        raise ModelError(f"{path} does not match its checksum; start again in another directory")
+    changed = _changed(header["recipe"], json.loads(json.dumps(recipe)))
+    if changed:
+        raise DataError(f"{out} was started otherwise: {'; '.join(changed)}. Use the same recipe, or another --out")
+    weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    model.load_state_dict(weights)
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("optimiser."):
+            _, number, key = name.split(".", 2)
+            state.setdefault(int(number), {})[key] = value
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    return Reached(**header["reached"])
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
+    """The values that differ, by name; a run may be made longer."""
+    found = []
+    for key in sorted({*before, *now}):
+        name, old, new = f"{path}{key}", before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _changed(old, new, f"{name}.")
+        elif old != new and name != "training.episodes":
+            found.append(f"{name} was {old!r}, now {new!r}")
+    return found
+
+
+def keep_metrics(out: Path, step: int) -> None:
+    """Drop lines of steps that will be done again, and a last line that was cut off."""
+    path = out / METRICS
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+    temporary = path.with_name(f".{METRICS}.new")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def only_run(out: Path) -> Iterator[None]:
+    """Be the only run in a directory; the lock dies with its process, however that ends."""
+    out.mkdir(parents=True, exist_ok=True)
+    handle = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                who = os.read(handle, 200).decode(errors="replace").strip()
+                raise DataError(f"{out}: another run is at work here ({who or 'just started'})") from None
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"pid {os.getpid()}, since {now}\n".encode(), 0)
+        for left in (*out.glob(f".{STATE}.*"), *out.glob(f".{METRICS}.*")):
+            left.unlink()  # of a run that was killed while it wrote
+        for left in (*out.glob(".best.*"), *out.glob(".last.*")):
+            shutil.rmtree(left)
+        yield
+    finally:
+        os.close(handle)
