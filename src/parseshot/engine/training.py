@@ -1,6 +1,8 @@
 """Training in episodes: draw, encode, compare, step."""
 
+import contextlib
 import json
+import os
 import platform
 import signal
 import threading
@@ -20,6 +22,7 @@ from parseshot.config import Config
 from parseshot.data.augment import Augmentation, augment
 from parseshot.data.episodes import Episode, draw_episode
 from parseshot.data.packed import Pack
+from parseshot.engine.distributed import Team, synchronise
 from parseshot.engine.evaluation import validation_accuracy
 from parseshot.engine.model import Model, ModelConfig
 from parseshot.engine.state import LOCK, METRICS, STATE, Reached, keep_metrics, load_state, only_run, save_state
@@ -27,6 +30,7 @@ from parseshot.errors import DataError, ModelError, Stopped
 from parseshot.methods import Encoding
 
 Report = Callable[[dict[str, float]], None]
+ALONE = Team()
 SAVE_SECONDS = 60.0  # between two saves of the state
 OURS = {STATE, METRICS, LOCK, "best", "last"}  # what a run's directory holds
 ADVICE = (
@@ -65,13 +69,14 @@ def start_run(
     resume: bool = False,
 ) -> dict[str, Any]:
     """Build a model from the recipe's seed and train it into a directory that holds no other run, or goes on there."""
-    out = Path(out)
+    out, team = Path(out), Team.from_environment()
     strangers = [one for one in out.iterdir() if one.name not in OURS] if out.is_dir() else []
-    if out.exists() and (strangers if resume else any(out.iterdir())):
+    if team.first and out.exists() and (strangers if resume else any(out.iterdir())):
         hint = "--resume goes on with the run there" if (out / STATE).exists() else "choose another --out"
         raise DataError(f"{out} exists and is not empty; {hint}")
+    team.any(False)  # the others wait here, so that none writes before the first has looked
     torch.manual_seed(config.seed)
-    return train(Model(model), pack, config, out, report, resume=resume)
+    return train(Model(model), pack, config, out, report, resume=resume, team=team)
 
 
 def train(
@@ -82,6 +87,7 @@ def train(
     report: Report | None = None,
     *,
     resume: bool = False,
+    team: Team = ALONE,
 ) -> dict[str, Any]:
     """Train on the base classes; keep the weights best on the val classes in `out`/best, the last in `out`/last.
 
@@ -97,42 +103,49 @@ def train(
         "data": pack.fingerprint,
     }
     members = pack.by_class("base")
-    with only_run(out), Stop() as stop:
+    with only_run(out) if team.first else contextlib.nullcontext(), Stop() as stop:
+        synchronise(model, team)
         optimiser = torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         reached = load_state(out, model, optimiser, recipe) if resume else None
         if reached is None:
             reached = Reached()
             torch.manual_seed(config.seed)
             initialise(model, pack, draw(members, config, 0, pack.classes))
-        keep_metrics(out, reached.step)
+        if team.first:
+            keep_metrics(out, reached.step)
         if reached.step >= config.episodes and (out / "last").is_dir():
             return dict(Model.from_pretrained(out / "last").provenance)
         begun, saved = time.perf_counter() - reached.seconds, time.perf_counter()
-        with (out / METRICS).open("a", encoding="utf-8") as metrics:
+        with (out / METRICS if team.first else Path(os.devnull)).open("a", encoding="utf-8") as metrics:
             while reached.step < config.episodes:
                 step = reached.step
                 for group in optimiser.param_groups:
                     group["lr"] = config.rate(step)
-                figures = train_step(model, optimiser, pack, draw(members, config, step, pack.classes), config, step)
+                episode = draw(members, config, step, pack.classes)
+                figures = train_step(model, optimiser, pack, episode, config, step, team)
+                asked = team.any(stop.asked)
                 reached.step, reached.seconds = step + 1, time.perf_counter() - begun
                 figures |= {"step": reached.step, "seconds": round(reached.seconds, 3)}
                 last = reached.step == config.episodes
                 if last or reached.step % config.validate_every == 0:
-                    figures["val"] = validation_accuracy(model, pack, config.validation_episodes).mean
+                    mine = validation_accuracy(model, pack, config.validation_episodes).mean if team.first else 0.0
+                    figures["val"] = team.from_first(mine)
                     model.provenance = provenance(pack, config, reached.step, figures["val"], reached.seconds)
                     if reached.best is None or figures["val"] > reached.best:
                         reached.best = figures["val"]
-                        model.save_pretrained(out / "best")
-                    if last:
+                        if team.first:
+                            model.save_pretrained(out / "best")
+                    if last and team.first:
                         model.save_pretrained(out / "last")
                 metrics.write(json.dumps(figures) + "\n")
                 metrics.flush()
-                if "val" in figures or stop.asked or time.perf_counter() - saved > SAVE_SECONDS:
+                due = "val" in figures or asked or time.perf_counter() - saved > SAVE_SECONDS
+                if due and team.first:
                     save_state(out, model, optimiser, reached, recipe)
                     saved = time.perf_counter()
-                if report:
+                if report and team.first:
                     report(figures)
-                if stop.asked and not last:
+                if asked and not last:
                     raise Stopped(f"stopped after step {reached.step} of {config.episodes}; go on with --resume")
         return model.provenance
 
@@ -185,21 +198,23 @@ def train_step(
     episode: Episode,
     config: TrainingConfig,
     step: int,
+    team: Team = ALONE,
 ) -> dict[str, float]:
     """One episode: support and query images in one forward pass, Algorithm 2, one step of the optimiser."""
     model.train()
-    torch.manual_seed((config.seed * 1_000_003 + step) % (1 << 63))  # what DropBlock draws
+    torch.manual_seed((config.seed * 1_000_003 + step + (team.rank << 40)) % (1 << 63))  # what DropBlock draws
     numbers = np.concatenate((episode.support, episode.query))
     pixels = pack.pixels(numbers, margin=config.augmentation.margin)
     images = augment(pixels, config.augmentation, size=pack.size, seed=config.seed, step=step)
-    encoding = model(images)
+    encoding = team.gather(model(images[team.share(len(images))]))
     support, query = encoding.take(slice(len(episode.support))), encoding.take(slice(len(episode.support), None))
     labels, targets = torch.from_numpy(episode.support_labels), torch.from_numpy(episode.query_labels)
     terms = model.method.loss(query, support, labels, targets)
     total = torch.stack(list(terms.values())).sum()
     _refuse_nan(terms, encoding, step, [pack.files[number] for number in numbers])
     optimiser.zero_grad(set_to_none=True)
-    total.backward()
+    (total / team.size).backward()
+    team.sum_gradients(model)
     _refuse_nan_gradients(model, step)
     optimiser.step()
     figures = {name: float(term.detach()) for name, term in terms.items()}
