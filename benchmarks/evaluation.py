@@ -12,8 +12,8 @@ One run, medians where repeated, wall time in this process, random weights (the 
 (c) all-in at 10,000 episodes against 600; peak memory of the process. ResNet-12: (b) and memory only, it takes minutes.
 Batch sizes and memory layouts of the bare backbone are timed beside, on 240 images. With --easyfsl DIR, where DIR was
 made by `pip install --no-deps --target DIR easyfsl tqdm`, easyfsl's own `evaluate` runs its ProtoNet on the same
-backbone and episodes. It imports torchvision and pandas, for plots and tables only: they are replaced by stand-ins, and
-its TaskSampler, which does not work with this torch, by a list of tasks that are in memory already.
+backbone and episodes. It imports torchvision, pandas and matplotlib, for plots and tables only: they are replaced by
+stand-ins, and its TaskSampler, which does not work with this torch, by a list of tasks that are in memory already.
 """
 
 import argparse
@@ -93,7 +93,14 @@ def each_episode(model: Model, pack: Pack, count: int, *, as_peers: bool) -> dic
 def easyfsl_episode(folder: Path, model: Model, pack: Pack, count: int) -> dict[int, float]:
     """Seconds an episode of easyfsl's `evaluate`, for 1 and 5 shots."""
     sys.path.insert(0, str(folder))
-    for name in ("torchvision", "torchvision.models", "torchvision.models.resnet", "torchvision.datasets", "pandas"):
+    for name in (
+        "torchvision",
+        "torchvision.models",
+        "torchvision.models.resnet",
+        "torchvision.datasets",
+        "pandas",
+        "matplotlib",
+    ):
         sys.modules.setdefault(name, MagicMock())
     from easyfsl.methods import PrototypicalNetworks
     from easyfsl.utils import evaluate as theirs

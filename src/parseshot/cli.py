@@ -514,8 +514,12 @@ def _print_comparison(result: Any) -> None:
         verdict = "told apart" if pair.differ else "not told apart"
         print(
             f"{named(pair.shots)}-shot {pair.first} − {pair.second}: {100 * pair.difference:+.2f} ± "
-            f"{100 * pair.interval_95:.2f}, p {pair.p_holm:.2g}, {verdict}; by classes {low:+.2f} to {high:+.2f}"
+            f"{100 * pair.interval_95:.2f}, {_p_text(pair.p_holm)}, {verdict}; by classes {low:+.2f} to {high:+.2f}"
         )
+
+
+def _p_text(p: float) -> str:
+    return "p < 1e-16" if p < 1e-16 else f"p {p:.2g}"
 
 
 def _protocol(
