@@ -37,6 +37,7 @@ ifneq ($(DATA),)
 	$(BIN)/python benchmarks/prepare.py --source $(DATA)/CUB_200_2011.tgz
 	$(BIN)/parseshot data prepare cub --source $(DATA)/CUB_200_2011.tgz --out build/cub
 	$(BIN)/python benchmarks/loading.py --pack build/cub --source $(DATA)/CUB_200_2011.tgz --photos $(DATA)/cub_raw_val.tgz
+	$(BIN)/python benchmarks/allocator.py --data build/cub
 	$(BIN)/python benchmarks/evaluation.py --data build/cub
 endif
 

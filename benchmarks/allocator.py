@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from parseshot.data.packed import Pack
-from parseshot.engine.allocator import keep_freed_memory
+from parseshot.engine.allocator import keep_freed_memory, peak_memory
 from parseshot.engine.model import Model, ModelConfig
 from parseshot.engine.training import TrainingConfig, draw, train_step
 
@@ -38,8 +38,7 @@ def measure(data: Path, steps: int) -> dict[str, float]:
     started = time.perf_counter()
     model.encode(images)
     encoding = time.perf_counter() - started
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    memory = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1e6
+    memory = peak_memory() or 0.0
     return {"step": statistics.median(times[2:]), "encoding": encoding, "memory": memory}
 
 

@@ -30,7 +30,7 @@ import torch
 
 from parseshot.data.episodes import draw_episode
 from parseshot.data.packed import Pack
-from parseshot.engine.allocator import keep_freed_memory
+from parseshot.engine.allocator import keep_freed_memory, peak_memory
 from parseshot.engine.evaluation import evaluate
 from parseshot.engine.model import BATCH, Model, ModelConfig
 from parseshot.engine.protocol import Protocol
@@ -46,12 +46,6 @@ def seconds(function: Callable[[], object]) -> float:
     started = time.perf_counter()
     function()
     return time.perf_counter() - started
-
-
-def peak_memory() -> float:
-    """GB this process has held at most; getrusage would count what its parent held when it was started."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1e6
 
 
 def images_of(pack: Pack, numbers: np.ndarray) -> torch.Tensor:

@@ -103,13 +103,17 @@ def _progress(label: str) -> Iterator[Callable[..., None]]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    started = time.monotonic()
+    started, before = time.monotonic(), 0
     with Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task(label, total=None, note="")
 
         def update(done: int, total: int, note: str = "") -> None:
+            nonlocal started, before
+            if done < before:  # another stage has begun
+                started = time.monotonic()
+            before = done
             rate = done / max(time.monotonic() - started, 1e-9)
             bar.update(task, completed=done, total=total, note=f"{note} {rate:.3g}/s".strip())
 
@@ -343,6 +347,8 @@ def train(
             )
 
         summary = start_run(resolved.model, Pack(data), resolved.training, out, report, resume=resume)
+    if int(os.environ.get("RANK", "0")):  # under torchrun the first process speaks
+        return
     print(f"{out}/best and {out}/last written after {summary['episodes_seen']} episodes, {summary['seconds']:.0f} s")
     print(f"val accuracy of last {100 * summary['val_accuracy']:.1f} % (5-way 5-shot)")
 
@@ -371,9 +377,11 @@ def evaluate(
     from parseshot.data.packed import Pack
     from parseshot.engine.evaluation import evaluate as run
     from parseshot.engine.model import Model
+    from parseshot.engine.protocol import named_protocol
     from parseshot.engine.results import evaluation_result
+    from parseshot.engine.summary import evaluation_lines, evaluation_remarks
 
-    asked = _protocol(protocol, split, way, shots, queries, episodes, seed)
+    asked = named_protocol(protocol, split=split, way=way, shots=shots, queries=queries, episodes=episodes, seed=seed)
     _use_threads(threads)
     loaded, pack = Model.from_pretrained(model), Pack(data)
     started = time.monotonic()
@@ -388,60 +396,14 @@ def evaluate(
             progress=update,
         )
     result = evaluation_result(model, loaded, pack, found)
-    if report is not None:
+    print(result.model_dump_json(indent=1) if as_json else "\n".join(evaluation_lines(result)), flush=True)
+    remarks = [*evaluation_remarks(result), f"{time.monotonic() - started:.1f} s"]
+    print("\n".join(remarks), file=sys.stderr)
+    if report is not None:  # last: a page that cannot be written must not cost the figures
         from parseshot.evaluation_report import write_evaluation
 
         write_evaluation(result, found, pack, report)
-    if as_json:
-        print(result.model_dump_json(indent=1))
-    else:
-        _print_evaluation(result)
-    where = "on disk" if result.cache.on_disk else "in memory"
-    print(
-        f"{result.cache.images} images encoded once, {result.cache.bytes / 1e6:.0f} MB {where}; "
-        f"{time.monotonic() - started:.1f} s",
-        file=sys.stderr,
-    )
-    if report is not None:
         print(f"report {report}", file=sys.stderr)
-
-
-def _print_evaluation(result: Any) -> None:
-    from parseshot.engine.protocol import shots_text
-
-    asked = result.protocol
-    for one in result.results:
-        low, high = (100 * bound for bound in one.interval_95_by_classes)
-        name = shots_text(one.shots if isinstance(one.shots, int) else tuple(one.shots))
-        print(
-            f"{result.method} {asked.way}-way {name}-shot on {result.data.name}/{asked.split}: "
-            f"{100 * one.accuracy:.2f} ± {100 * one.interval_95:.2f} % (by classes {low:.2f} to {high:.2f})"
-        )
-        calibration = one.calibration
-        text = f"  calibration error {100 * calibration.raw.ece:.2f} %"
-        if calibration.tempered is not None:
-            text += f", {100 * calibration.tempered.ece:.2f} % at temperature {calibration.temperature:.3g}"
-        print(text)
-        if one.open_set is not None:
-            known = one.open_set.by_logit
-            print(
-                f"  unseen classes: AUROC {100 * known.auroc:.2f} ± {100 * known.auroc_interval_95:.2f} %, taken for "
-                f"known at 95 % TPR {100 * known.fpr_at_95_tpr:.2f} ± {100 * known.fpr_interval_95:.2f} %"
-            )
-        worst = sorted((row for row in one.per_class if row.queries), key=lambda row: row.accuracy)[:3]
-        print("  hardest: " + ", ".join(f"{row.name} {100 * row.accuracy:.1f} %" for row in worst))
-        pairs = [f"{pair.truth} taken for {pair.taken_for} {100 * pair.rate:.0f} %" for pair in one.most_confused[:2]]
-        print("  confused: " + "; ".join(pairs)) if pairs else None
-        if one.copies_left_out or one.near_copies:
-            print(
-                f"{name}-shot: {one.copies_left_out} queries left out because the same file was in the support set, "
-                f"{one.near_copies} nearly the same as a support photo",
-                file=sys.stderr,
-            )
-    for note in result.notes:
-        print(f"note: {note}", file=sys.stderr)
-    split = result.data.split
-    print(f"split {split.name} {split.fingerprint}, data {result.data.fingerprint}", file=sys.stderr)
 
 
 @app.command()
@@ -470,90 +432,25 @@ def compare(
     from parseshot.data.packed import Pack
     from parseshot.engine.evaluation import evaluate as run
     from parseshot.engine.model import Model
+    from parseshot.engine.protocol import named_protocol
     from parseshot.engine.results import comparison_result
+    from parseshot.engine.summary import comparison_lines
 
-    asked = _protocol(protocol, split, way, shots, queries, episodes, seed)
+    asked = named_protocol(protocol, split=split, way=way, shots=shots, queries=queries, episodes=episodes, seed=seed)
     _use_threads(threads)
     pack = Pack(data)
     loaded = [Model.from_pretrained(path) for path in models]
     with _progress("comparing") as update:
         found = [run(model, pack, asked(pack), memory=_bytes(memory), progress=update) for model in loaded]
     result = comparison_result(models, loaded, pack, found)
+    print(result.model_dump_json(indent=1) if as_json else "\n".join(comparison_lines(result)), flush=True)
+    for note in result.notes:
+        print(f"note: {note}", file=sys.stderr)
     if report is not None:
         from parseshot.evaluation_report import write_comparison
 
         write_comparison(result, report)
         print(f"report {report}", file=sys.stderr)
-    if as_json:
-        print(result.model_dump_json(indent=1))
-    else:
-        _print_comparison(result)
-
-
-def _print_comparison(result: Any) -> None:
-    from parseshot.engine.protocol import shots_text
-
-    def named(shots: Any) -> str:
-        return shots_text(shots if isinstance(shots, int) else tuple(shots))
-
-    asked = result.protocol
-    print(
-        f"{result.data.name}/{asked.split}, {asked.way}-way, {asked.queries} queries, "
-        f"the same {asked.episodes} episodes for all, in %"
-    )
-    width = max(len(row.model) for row in result.results)
-    for row in result.results:
-        low, high = (100 * bound for bound in row.interval_95_by_classes)
-        print(
-            f"{named(row.shots)}-shot {row.model:{width}} {100 * row.accuracy:6.2f} ± {100 * row.interval_95:.2f}"
-            f"   by classes {low:.2f} to {high:.2f}"
-        )
-    print("paired differences; p corrected for the number of pairs (Holm)")
-    for pair in result.pairs:
-        low, high = (100 * bound for bound in pair.interval_95_by_classes)
-        verdict = "told apart" if pair.differ else "not told apart"
-        print(
-            f"{named(pair.shots)}-shot {pair.first} − {pair.second}: {100 * pair.difference:+.2f} ± "
-            f"{100 * pair.interval_95:.2f}, {_p_text(pair.p_holm)}, {verdict}; by classes {low:+.2f} to {high:+.2f}"
-        )
-
-
-def _p_text(p: float) -> str:
-    return "p < 1e-16" if p < 1e-16 else f"p {p:.2g}"
-
-
-def _protocol(
-    name: str,
-    split: str,
-    way: str | None,
-    shots: str | None,
-    queries: int | None,
-    episodes: int | None,
-    seed: int,
-) -> Callable[[Any], Any]:
-    """The protocol a user asked for, once the data are known: its options, where given, else those of its name."""
-    from parseshot.config import read_config
-    from parseshot.engine.protocol import PROTOCOLS, Protocol, parse_shots
-
-    if name not in PROTOCOLS:
-        raise UsageError(f"unknown protocol {name!r}; there are {', '.join(PROTOCOLS)}")
-    if way is not None and way != "all" and not (way.isdigit() and int(way) >= 2):
-        raise UsageError(f"--way {way!r} is neither a number from 2 nor all")
-    given = {
-        "split": split,
-        "shots": parse_shots(shots) if shots is not None else None,
-        "queries": queries,
-        "episodes": episodes,
-        "seed": seed,
-    }
-    values = PROTOCOLS[name].model_dump() | {key: value for key, value in given.items() if value is not None}
-
-    def for_data(pack: Any) -> Any:
-        if way is not None:
-            values["way"] = len(pack.by_class(split)) if way == "all" else int(way)
-        return read_config(Protocol, values, source="protocol")
-
-    return for_data
 
 
 def _bytes(gigabytes: float | None) -> int | None:

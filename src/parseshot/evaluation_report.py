@@ -113,7 +113,7 @@ def shots_words(shots: int | Sequence[int]) -> str:
     >>> shots_words(1), shots_words(5), shots_words([1, 2])
     ('1 shot', '5 shots', '1+2 shots')
     """
-    text = shots_text(shots if isinstance(shots, int) else tuple(shots))
+    text = shots_text(shots)
     return f"{text} shot" if text == "1" else f"{text} shots"
 
 

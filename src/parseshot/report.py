@@ -3,8 +3,6 @@
 import base64
 import io
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import jinja2
 import numpy as np
 from PIL import Image
 
+from parseshot.data.staging import replace_file
 from parseshot.errors import DataError
 from parseshot.figures import check_picture, svg_lines, svg_marks
 from parseshot.recognition.explain import Explanation, FoundPart
@@ -51,20 +50,10 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def write_page(page: str, path: Path) -> None:
-    """Write a page whole or not at all: a temporary neighbour, then renamed."""
+    """Write a page whole or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(page.encode("utf-8", errors="replace"))  # names of folders may hold lone surrogates
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_file(path, page.encode("utf-8", errors="replace"))  # names of folders may hold lone surrogates
 
 
 def environment() -> jinja2.Environment:

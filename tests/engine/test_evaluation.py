@@ -24,7 +24,7 @@ from parseshot.engine.model import Model, ModelConfig
 from parseshot.engine.protocol import Protocol
 from parseshot.engine.results import DOCUMENTS, comparison_result, evaluation_result, json_schema, model_card
 from parseshot.engine.statistics import Interval
-from parseshot.errors import DataError, UsageError
+from parseshot.errors import DataError, ModelError, UsageError
 from parseshot.methods import METHODS, Encoding, Method, build_method
 from parseshot.methods.protonet import ProtoNet, ProtoNetConfig
 from parseshot.parts.distance import class_mean
@@ -326,6 +326,28 @@ def test_unbalanced_shots_need_one_for_each_class(birds: Pack, model: Model) -> 
     assert found.outcomes[0].shots == (1, 2, 5)
     with pytest.raises(UsageError, match=r"shots 1\+2\+5 is for 3 classes, the episodes have 5"):
         evaluate(model, birds, Protocol(shots=((1, 2, 5),), queries=5, episodes=10))
+
+
+def test_too_few_images_are_said_before_anything_is_encoded(birds: Pack, model: Model, monkeypatch) -> None:
+    monkeypatch.setattr(model, "encode", lambda *_: pytest.fail("encoded"))
+    with pytest.raises(DataError, match=r"has 14 images, an episode needs 5 support \+ 15 query = 20"):
+        evaluate(model, birds, Protocol(shots=(5,)))
+
+
+def test_scores_that_are_not_finite_are_refused(birds: Pack) -> None:
+    broken = Model(ModelConfig(method="protonet"))
+    with torch.no_grad():
+        broken.method.log_scale.fill_(torch.inf)
+    with pytest.raises(ModelError, match="ProtoNet gives scores that are not finite"):
+        evaluate(broken, birds, Protocol(queries=5, episodes=2))
+
+
+@pytest.mark.parametrize("damage", [{"data": {"split": 1}}, {"base_classes": 3}, {"val_accuracy": "high"}, {"data": 1}])
+def test_a_damaged_account_of_the_training_is_a_message(damage: dict) -> None:
+    model = Model(ModelConfig(method="protonet"))
+    model.provenance = damage
+    with pytest.raises(ModelError, match=r"mine: what its config\.json says about the training is damaged"):
+        model_card("mine", model)
 
 
 # The documents

@@ -192,6 +192,22 @@ def test_a_damaged_state_is_refused(birds: Pack, tmp_path: Path, damage, message
         start_run(SMALL, birds, CONFIG, tmp_path / "run", resume=True)
 
 
+def test_what_a_killed_run_left_behind_is_cleared_away(birds: Pack, whole: Path, tmp_path: Path) -> None:
+    """kill -9 in the middle of writing: half a state, half a checkpoint, the old best moved aside, a cut-off line."""
+    run = tmp_path / "run"
+    stop_at(SMALL, birds, CONFIG, run, 5)
+    (run / ".state.safetensors.abc").write_bytes(b"half")
+    (run / ".best.new1").mkdir()
+    (run / ".best.old.x").mkdir()
+    (run / "best").rename(run / ".best.old.x" / "model")
+    with (run / "metrics.jsonl").open("a") as stream:
+        stream.write('{"ce": 1.0, "step": 6}\n{"ce": 0.9, "st')
+    start_run(SMALL, birds, CONFIG, run, resume=True)
+    assert same(run / "last", whole / "last")
+    assert metrics(run) == metrics(whole)
+    assert not [one.name for one in run.iterdir() if one.name.startswith(".") and one.name != ".lock"]
+
+
 def test_two_runs_in_one_directory(birds: Pack, tmp_path: Path) -> None:
     with (
         state.only_run(tmp_path / "run"),

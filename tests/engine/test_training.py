@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from parseshot.data.augment import Augmentation
 from parseshot.data.packed import Pack
 from parseshot.engine.evaluation import evaluate
 from parseshot.engine.model import Model, ModelConfig
@@ -58,7 +59,8 @@ def test_it_learns(birds: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
     one = training.draw(birds.by_class("base"), SHORT, 0)
     monkeypatch.setattr(training, "draw", lambda *_: one)
-    changes = {"episodes": 20, "flip": False, "perspective": 0.0, "validate_every": 20, "decay_every": 100}
+    plain = Augmentation(name="none", flip=False)
+    changes = {"episodes": 20, "augmentation": plain, "validate_every": 20, "decay_every": 100}
     config = SHORT.model_copy(update=changes)
     losses: list[float] = []
     # as printed, the prior of Eq. 9 outweighs the cross-entropy: docs/LOG.md

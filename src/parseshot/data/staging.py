@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,25 @@ def reserve(handle: int, size: int, what: str) -> None:
         raise DataError(f"{what} needs {needed}, {left} are free: {error.strerror}; nothing was written") from None
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all: a temporary neighbour, on the disk, then renamed over the old one."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+        sync(path.parent)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise not_saved(path, len(data), error) from None
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
 def not_saved(path: Path, size: int, error: OSError) -> Exception:
     """What to say when the disk refuses; other errors stay what they are."""
     if error.errno not in REFUSALS:
@@ -73,7 +93,7 @@ def not_saved(path: Path, size: int, error: OSError) -> Exception:
     free = shutil.disk_usage(path.parent).free
     return DataError(
         f"{path}: not saved ({error.strerror}); it needs {size / 1e6:.1f} MB, {free / 1e6:.1f} MB are free. "
-        "What was saved before is whole: make room and go on with --resume"
+        "What was saved before is whole: make room, then run it again; a training goes on with --resume"
     )
 
 

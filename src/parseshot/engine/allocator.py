@@ -7,6 +7,7 @@ each time: half of the time of a Conv-4 step (benchmarks/allocator.py).
 
 import ctypes
 import sys
+from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of <malloc.h>
 
@@ -23,3 +24,15 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):  # musl
         return False
     return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
+
+
+def peak_memory() -> float | None:
+    """GB this process has held at most; None where the system does not say.
+
+    Not getrusage: that counts what the parent held when it started this process.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1e6

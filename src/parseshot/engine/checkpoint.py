@@ -1,5 +1,6 @@
 """Checkpoints: a directory with config.json, model.safetensors and a card, replaced whole; no pickle anywhere."""
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -68,6 +69,15 @@ def load(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str,
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path / WEIGHTS} is not a readable safetensors file: {error}") from None
     return weights, config["model"], config.get("provenance") or {}
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of named tensors: names, shapes, types and bytes."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def check_weights(path: Path | str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

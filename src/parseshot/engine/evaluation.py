@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parseshot.data.episodes import Episodes, draw_episodes
+from parseshot.data.episodes import Episodes, check_episode, draw_episodes
 from parseshot.data.packed import Pack
 from parseshot.engine.encoding import Encoded, Progress, encode_split
 from parseshot.engine.model import Model
@@ -21,10 +21,10 @@ from parseshot.engine.statistics import (
     false_positives,
     fit_temperature,
 )
-from parseshot.errors import DataError
+from parseshot.errors import DataError, ModelError
 from parseshot.methods import Encoding, Method
 
-CHUNK_BYTES = 4 << 20  # of the encodings of a chunk's queries: measured best of 1 to 32 MiB
+CHUNK_BYTES = 4 << 20  # of the encodings of a chunk's queries; 2 to 8 MB were best for ProtoNet and DOP (docs/LOG.md)
 CHUNK_EPISODES = 32
 DRAWN = 256  # episodes drawn and added up at a time
 UNSEEN = 5  # classes whose queries belong to none, in the open set
@@ -104,8 +104,10 @@ def evaluate(
     memory: bytes of encodings above which they are kept on disk.
     """
     refuse_seen_classes(model, pack, protocol.split)
-    for shots in protocol.shots:
-        protocol.of_each_class(shots)
+    members = pack.by_class(protocol.split)
+    for shots in protocol.shots:  # fail before the work, not after
+        counts = protocol.of_each_class(shots)
+        check_episode(members, way=protocol.way, shots=counts, queries=protocol.queries, names=pack.classes)
     encoded = encode_split(model, pack, protocol.split, memory=memory, progress=progress)
     numbers = sorted(encoded.rows)
     found = Evaluation(
@@ -118,7 +120,7 @@ def evaluate(
         encoded.on_disk,
     )
     unseen = found.unseen = min(UNSEEN, len(numbers) - protocol.way) if open_set else 0
-    if open_set and unseen <= 0:
+    if open_set and not unseen:
         found.notes.append(f"no open set: all {len(numbers)} classes of {protocol.split} are in every episode")
     temperatures: dict[Shots, float] = {}
     if calibrate:
@@ -172,6 +174,8 @@ def score(method: Method, encoding: Encoding, episodes: Episodes) -> tuple[Tenso
         logits = torch.func.vmap(one, chunk_size=chunk)(queries, support)
     else:
         logits = torch.stack([one(query, shown) for query, shown in zip(queries, support, strict=True)])
+    if not bool(logits.isfinite().all()):
+        raise ModelError(f"the model's {type(method).__name__} gives scores that are not finite; train it again")
     known = episodes.query.shape[1]
     return logits[:, :known], logits[:, known:]
 
@@ -262,9 +266,7 @@ def _temperatures(
     model: Model, pack: Pack, protocol: Protocol, memory: int | None, progress: Progress | None
 ) -> dict[Shots, float]:
     """T for each number of shots, fitted on episodes of the val classes like those of the protocol."""
-    chosen = protocol.model_copy(
-        update={"split": "val", "episodes": min(VALIDATION_EPISODES, protocol.episodes), "seed": protocol.seed}
-    )
+    chosen = protocol.model_copy(update={"split": "val", "episodes": min(VALIDATION_EPISODES, protocol.episodes)})
     encoded = encode_split(model, pack, "val", memory=memory, progress=progress)
     found: dict[Shots, float] = {}
     for shots in protocol.shots:

@@ -2,12 +2,12 @@
 
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from parseshot.data.packed import Pack
+from parseshot.engine.allocator import peak_memory
 from parseshot.engine.model import Model
 from parseshot.engine.recipe import Recipe
 from parseshot.engine.training import draw, initialise, train_step
@@ -33,6 +33,7 @@ def plan(recipe: Recipe, pack: Pack) -> dict[str, Any]:
     started = time.perf_counter()
     model.encode(pack.load(range(min(IMAGES, len(pack)))))
     validation = (time.perf_counter() - started) / min(IMAGES, len(pack)) * pack.counts()["val"]["images"]
+    memory = peak_memory()
     return {
         "parameters": {
             "backbone": sum(weight.numel() for weight in model.backbone.parameters()),
@@ -44,15 +45,6 @@ def plan(recipe: Recipe, pack: Pack) -> dict[str, Any]:
         "validations": validations,
         "seconds_a_validation": round(validation, 1),  # encoding; its episodes take little
         "hours": round((training.episodes * each + validations * validation) / 3600, 2),
-        "memory_gb": _peak_memory(),
+        "memory_gb": round(memory, 2) if memory else None,
         "threads": torch.get_num_threads(),
     }
-
-
-def _peak_memory() -> float | None:
-    """GB this process has held at most; None where the system does not say."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-    except OSError:
-        return None
-    return round(int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1e6, 2)

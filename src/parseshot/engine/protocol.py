@@ -1,10 +1,12 @@
 """Protocols: how many classes, shots, queries and episodes; two by name, any other by numbers."""
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from parseshot.config import Config
+from parseshot.config import Config, read_config
+from parseshot.data.packed import Pack
 from parseshot.errors import UsageError
 
 Shots = int | tuple[int, ...]  # of every class, or of each class in turn
@@ -38,6 +40,38 @@ class Protocol(Config):
 PROTOCOLS = {"paper": Protocol(), "frn": Protocol(queries=16, episodes=10_000)}
 
 
+def named_protocol(
+    name: str,
+    *,
+    split: str,
+    way: str | None = None,
+    shots: str | None = None,
+    queries: int | None = None,
+    episodes: int | None = None,
+    seed: int = 0,
+) -> Callable[[Pack], Protocol]:
+    """A protocol by name with what is given changed, as options write it; its way may depend on the data ("all")."""
+    if name not in PROTOCOLS:
+        raise UsageError(f"unknown protocol {name!r}; there are {', '.join(PROTOCOLS)}")
+    if way is not None and way != "all" and not (way.isdecimal() and int(way) >= 2):
+        raise UsageError(f"--way {way!r} is neither a number from 2 nor all")
+    given = {
+        "split": split,
+        "way": int(way) if way is not None and way != "all" else None,
+        "shots": parse_shots(shots) if shots is not None else None,
+        "queries": queries,
+        "episodes": episodes,
+        "seed": seed,
+    }
+    values = PROTOCOLS[name].model_dump() | {key: value for key, value in given.items() if value is not None}
+
+    def for_data(pack: Pack) -> Protocol:
+        every = {"way": len(pack.by_class(split))} if way == "all" else {}
+        return read_config(Protocol, values | every, source="protocol")
+
+    return for_data
+
+
 def parse_shots(text: str) -> tuple[Shots, ...]:
     """ "1,5" → (1, 5); "1+2+5" is a number for each class.
 
@@ -53,6 +87,6 @@ def parse_shots(text: str) -> tuple[Shots, ...]:
     return tuple(one[0] if len(one) == 1 else one for one in each)
 
 
-def shots_text(shots: Shots) -> str:
+def shots_text(shots: int | Sequence[int]) -> str:
     """As `parse_shots` reads it."""
     return str(shots) if isinstance(shots, int) else "+".join(map(str, shots))

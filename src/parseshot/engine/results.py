@@ -21,6 +21,7 @@ from parseshot.engine.evaluation import Evaluation, OpenSet, Outcome, paired_dif
 from parseshot.engine.model import Model
 from parseshot.engine.protocol import Protocol
 from parseshot.engine.statistics import BINS, Z95, Interval, Reliability, by_classes, holm, indistinct_groups
+from parseshot.errors import ModelError
 
 SCHEMA_VERSION: Literal[2] = 2
 CONFUSED = 12  # pairs listed
@@ -284,6 +285,14 @@ def _difference_by_classes(a: Evaluation, first: Outcome, b: Evaluation, second:
 
 
 def model_card(path: Path | str, model: Model) -> ModelCard:
+    """The card; what a checkpoint says about its training is a file anyone may have edited."""
+    try:
+        return _model_card(path, model)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{path}: what its config.json says about the training is damaged: {error}") from None
+
+
+def _model_card(path: Path | str, model: Model) -> ModelCard:
     known = model.provenance
     data = known.get("data", {})
     return ModelCard(

@@ -5,11 +5,9 @@ of the step, so the state is: weights and buffers, the optimiser's moments, the 
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -21,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from parseshot.data.staging import not_saved, sync
+from parseshot.data.staging import replace_file
+from parseshot.engine.checkpoint import digest
 from parseshot.errors import DataError, ModelError
 
 try:
@@ -56,23 +55,9 @@ def save_state(
         "schema_version": SCHEMA_VERSION,
         "reached": asdict(reached),
         "recipe": recipe,
-        "sha256": _digest(tensors),
+        "sha256": digest(tensors),
     }
-    data = to_bytes(tensors, metadata={"parseshot": json.dumps(header)})
-    handle, temporary = tempfile.mkstemp(prefix=f".{STATE}.", dir=out)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(out / STATE)
-        sync(out)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise not_saved(out / STATE, len(data), error) from None
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_file(out / STATE, to_bytes(tensors, metadata={"parseshot": json.dumps(header)}))
 
 
 def load_state(
@@ -91,7 +76,7 @@ def load_state(
     if header.get("schema_version") != SCHEMA_VERSION:
         found = header.get("schema_version")
         raise ModelError(f"{path} has schema_version {found!r}, this parseshot reads {SCHEMA_VERSION}")
-    if header["sha256"] != _digest(tensors):
+    if header["sha256"] != digest(tensors):
         raise ModelError(f"{path} does not match its checksum; start again in another directory")
     changed = _changed(header["recipe"], json.loads(json.dumps(recipe)))
     if changed:
@@ -105,14 +90,6 @@ def load_state(
             state.setdefault(int(number), {})[key] = value
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
     return Reached(**header["reached"])
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
@@ -137,9 +114,12 @@ def keep_metrics(out: Path, step: int) -> None:
         with contextlib.suppress(ValueError):
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
-    temporary = path.with_name(f".{METRICS}.new")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    replace_file(path, "".join(kept).encode())
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a run that was killed while it wrote has left this in its directory."""
+    return name.startswith((f".{STATE}.", f".{METRICS}.", ".best.", ".last."))
 
 
 @contextlib.contextmanager
@@ -157,10 +137,9 @@ def only_run(out: Path) -> Iterator[None]:
         now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"pid {os.getpid()}, since {now}\n".encode(), 0)
-        for left in (*out.glob(f".{STATE}.*"), *out.glob(f".{METRICS}.*")):
-            left.unlink()  # of a run that was killed while it wrote
-        for left in (*out.glob(".best.*"), *out.glob(".last.*")):
-            shutil.rmtree(left)
+        for left in out.iterdir():
+            if is_left_over(left.name):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield
     finally:
         os.close(handle)

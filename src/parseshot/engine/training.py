@@ -25,14 +25,23 @@ from parseshot.data.packed import Pack
 from parseshot.engine.distributed import Team, synchronise
 from parseshot.engine.evaluation import validation_accuracy
 from parseshot.engine.model import Model, ModelConfig
-from parseshot.engine.state import LOCK, METRICS, STATE, Reached, keep_metrics, load_state, only_run, save_state
+from parseshot.engine.state import (
+    LOCK,
+    METRICS,
+    STATE,
+    Reached,
+    is_left_over,
+    keep_metrics,
+    load_state,
+    only_run,
+    save_state,
+)
 from parseshot.errors import DataError, ModelError, Stopped
 from parseshot.methods import Encoding
 
 Report = Callable[[dict[str, float]], None]
 ALONE = Team()
 SAVE_SECONDS = 60.0  # between two saves of the state
-OURS = {STATE, METRICS, LOCK, "best", "last"}  # what a run's directory holds
 ADVICE = (
     "nothing was saved from this step; lower the learning rate or look at these images, then --resume or start again"
 )
@@ -70,7 +79,7 @@ def start_run(
 ) -> dict[str, Any]:
     """Build a model from the recipe's seed and train it into a directory that holds no other run, or goes on there."""
     out, team = Path(out), Team.from_environment()
-    strangers = [one for one in out.iterdir() if one.name not in OURS] if out.is_dir() else []
+    strangers = [one for one in out.iterdir() if not is_ours(one.name)] if out.is_dir() else []
     if team.first and out.exists() and (strangers if resume else any(out.iterdir())):
         hint = "--resume goes on with the run there" if (out / STATE).exists() else "choose another --out"
         raise DataError(f"{out} exists and is not empty; {hint}")
@@ -148,6 +157,11 @@ def train(
                 if asked and not last:
                     raise Stopped(f"stopped after step {reached.step} of {config.episodes}; go on with --resume")
         return model.provenance
+
+
+def is_ours(name: str) -> bool:
+    """Whether a run's directory may hold this."""
+    return name in (STATE, METRICS, LOCK, "best", "last") or is_left_over(name)
 
 
 class Stop:
