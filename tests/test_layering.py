@@ -17,7 +17,15 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("methods",),
     ("engine",),
     ("recognition",),
-    ("figures", "report", "evaluation_report", "part_quality", "export"),  # one room: these may import each other
+    (
+        "figures",
+        "report",
+        "evaluation_report",
+        "training_report",
+        "part_quality",
+        "export",
+        "watch",
+    ),  # one room: these may import each other
     ("demo",),
     ("serve",),
     ("cli",),

@@ -29,6 +29,7 @@ app.add_typer(data_app, name="data")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 Data = Annotated[Path, typer.Option(help="A packed data set.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Split = Annotated[str, typer.Option(help="base, val or novel.")]
 ProtocolName = Annotated[
     str, typer.Option(help="paper: 5-way, 1 and 5 shots, 15 queries, 600 episodes. frn: 16 queries, 10,000 episodes.")
@@ -322,6 +323,10 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and what it will cost, from a few real steps.")
     ] = False,
+    device: Device = "auto",
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write RUN/tensorboard; needs parseshot[tensorboard].")
+    ] = False,
     threads: Threads = CORES,
 ) -> None:
     """Train a model in episodes. Ctrl-C or SIGTERM saves its state first; --resume goes on."""
@@ -329,28 +334,24 @@ def train(
 
     resolved = load_recipe(recipe, overrides)
     from parseshot.data.packed import Pack
-    from parseshot.engine.training import start_run
+    from parseshot.engine.device import choose_device
+    from parseshot.engine.run import start_run
+    from parseshot.watch import Watch
 
     _use_threads(threads)
+    place = choose_device(device)
     if dry_run:
         from parseshot.engine.plan import plan
 
-        _print_json(recipe=resolved.model_dump(mode="json"), plan=plan(resolved, Pack(data)))
+        _print_json(recipe=resolved.model_dump(mode="json"), plan=plan(resolved, Pack(data), place))
         return
-    total = resolved.training.episodes
-    with _progress("training") as update:
-
-        def report(figures: dict[str, float]) -> None:
-            shown = ("ce", "accuracy", "entropy", "val")
-            update(
-                int(figures["step"]), total, " ".join(f"{key} {figures[key]:.3f}" for key in shown if key in figures)
-            )
-
-        summary = start_run(resolved.model, Pack(data), resolved.training, out, report, resume=resume)
+    with _progress("training") as update, Watch(resolved, out, update, tensorboard=tensorboard) as watch:
+        summary = start_run(resolved.model, Pack(data), resolved.training, out, watch, resume=resume, device=place)
     if int(os.environ.get("RANK", "0")):  # under torchrun the first process speaks
         return
     print(f"{out}/best and {out}/last written after {summary['episodes_seen']} episodes, {summary['seconds']:.0f} s")
     print(f"val accuracy of last {100 * summary['val_accuracy']:.1f} % (5-way 5-shot)")
+    print(f"curves {out}/report.html")
 
 
 @app.command()
@@ -524,7 +525,7 @@ def recipes(as_json: Json = False) -> None:
         _print_json(recipes=[{"name": name, "title": title} for name, title in titles.items()])
         return
     for name, title in titles.items():
-        print(f"{name:26} {title}")
+        print(f"{name:28} {title}")
 
 
 @app.command()

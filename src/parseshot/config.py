@@ -1,7 +1,7 @@
 """Frozen, validated configuration: an unknown key is an error that names the key and its nearest neighbours."""
 
 import difflib
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -38,7 +38,9 @@ def _explain(kind: type[BaseModel], item: Any) -> str:
 def _fields_at(kind: type[BaseModel], path: list[str]) -> list[str]:
     for step in path:
         field = kind.model_fields.get(step)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        choices = () if field is None else (field.annotation, *get_args(field.annotation))  # X, or X | None
+        inner = next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        if inner is None:
             return []
-        kind = field.annotation
+        kind = inner
     return list(kind.model_fields)

@@ -42,7 +42,7 @@ LISTED = 45  # paired differences up to which their table is open from the start
 def write_evaluation(result: EvaluationResult, found: Evaluation, pack: Pack, path: Path) -> None:
     """Write the page of one model: one self-contained HTML file."""
     album = Album(lossless=0)
-    page = _render(
+    page = render(
         "evaluation.html.j2",
         result=result,
         sections=[
@@ -60,7 +60,7 @@ def write_evaluation(result: EvaluationResult, found: Evaluation, pack: Pack, pa
 def write_comparison(result: ComparisonResult, path: Path) -> None:
     """Write the page of several models on the same episodes: one self-contained HTML file."""
     names = path_tails([card.path for card in result.models])
-    page = _render(
+    page = render(
         "comparison.html.j2",
         result=result,
         names=names,
@@ -76,7 +76,7 @@ def write_comparison(result: ComparisonResult, path: Path) -> None:
     write_page(page, path)
 
 
-def _render(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
     return _templates().get_template(template).render(**values)
 
 
@@ -352,19 +352,19 @@ def _card_fields(card: ModelCard) -> dict[str, str]:
         "Base classes": _value(card.base_classes),
         "Episodes seen": _value(card.episodes_seen),
         "Accuracy on the val classes": "–" if card.val_accuracy is None else share(card.val_accuracy, 2),
-        **_flat(card.options, "Option "),
-        **_flat(card.training, "Training: "),
+        **flat(card.options, "Option "),
+        **flat(card.training, "Training: "),
     }
 
 
-def _flat(values: Mapping[str, Any], label: str) -> dict[str, str]:
+def flat(values: Mapping[str, Any], label: str) -> dict[str, str]:
     """
-    >>> _flat({"lr": 0.1, "augmentation": {"flip": True}}, "Training: ")
+    >>> flat({"lr": 0.1, "augmentation": {"flip": True}}, "Training: ")
     {'Training: lr': '0.1', 'Training: augmentation.flip': 'yes'}
     """
     found: dict[str, str] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{label}{key}.") if isinstance(value, Mapping) else {f"{label}{key}": _value(value)}
+        found |= flat(value, f"{label}{key}.") if isinstance(value, Mapping) else {f"{label}{key}": _value(value)}
     return found
 
 

@@ -20,12 +20,13 @@ import json, sys, torch
 from pathlib import Path
 from safetensors.torch import save_file
 from parseshot.data.packed import Pack
-from parseshot.engine import training
+from parseshot.engine import run, training
 from parseshot.engine.distributed import Team, synchronise
 from parseshot.engine.model import Model, ModelConfig
 torch.set_num_threads(1)
 data, out, method = sys.argv[1:4]
-team = Team.from_environment()
+joined = Team.joined()
+team = joined.__enter__()
 pack, config = Pack(data), training.TrainingConfig(
     episodes=50, way=4, shots=2, queries=2, lr=1e-3, validate_every=25, validation_episodes=5)
 kind = ModelConfig(method=method, backbone_options={"channels": 8})
@@ -41,8 +42,9 @@ for kind_of_number in (torch.float32, torch.float64):
         grads = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
         save_file({name: grad.contiguous() for name, grad in grads.items()}, f"{out}.{kind_of_number}")
 torch.manual_seed(0)
-training.train(Model(kind).double(), pack, config, out + "-double", team=team)
-training.start_run(kind, pack, config.model_copy(update={"episodes": 3}), out)
+run.train(Model(kind).double(), pack, config, out + "-double", team=team)
+run.start_run(kind, pack, config.model_copy(update={"episodes": 3}), out)
+joined.__exit__(None, None, None)
 """
 
 

@@ -234,7 +234,7 @@ class Coded:
 
     def __init__(self, stumbles: bool) -> None:
         self.config, self.provenance = SimpleNamespace(image_size=4), {}
-        self.method = Stumbling(stumbles)
+        self.method, self.device = Stumbling(stumbles), torch.device("cpu")
 
     def encode(self, images: torch.Tensor) -> Encoding:
         pixels = images.float().flatten(1)

@@ -19,7 +19,8 @@ from parseshot.backbones.dropblock import DropBlock
 from parseshot.data.packed import Pack
 from parseshot.engine import state, training
 from parseshot.engine.model import Model, ModelConfig
-from parseshot.engine.training import Stop, TrainingConfig, start_run
+from parseshot.engine.run import Stop, start_run
+from parseshot.engine.training import PretrainingConfig, PretrainingStage, TrainingConfig
 from parseshot.errors import DataError, ModelError, Stopped
 
 KILLS = int(os.environ.get("PARSESHOT_KILLS", "3"))
@@ -59,6 +60,34 @@ def test_stopping_at_any_step_changes_nothing(birds: Pack, whole: Path, tmp_path
     assert metrics(tmp_path / "run") == metrics(whole)
 
 
+def test_stopping_in_pretraining_changes_nothing(birds: Pack, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"pretraining": PretrainingConfig(steps=6, batch=8, lr=2e-3, decay_every=3)})
+    start_run(SMALL, birds, config, tmp_path / "whole")
+    for at in (2, 6):  # in the middle, and at its end, before the first episode
+        stop_in_pretraining(birds, config, tmp_path / "run", at)
+        assert len(metrics(tmp_path / "run")) == at
+    stop_at(SMALL, birds, config, tmp_path / "run", 5)
+    start_run(SMALL, birds, config, tmp_path / "run", resume=True)
+    assert same(tmp_path / "run" / "last", tmp_path / "whole" / "last")
+    assert same(tmp_path / "run" / "best", tmp_path / "whole" / "best")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert len(metrics(tmp_path / "run")) == 18
+
+
+def stop_in_pretraining(birds: Pack, config: TrainingConfig, out: Path, step: int) -> None:
+    batch = PretrainingStage.batch
+
+    def interrupt(self: PretrainingStage, at: int) -> np.ndarray:
+        if at == step - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch(self, at)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PretrainingStage, "batch", interrupt)
+        with pytest.raises(Stopped, match=f"after step {step} of 6 of pretraining; go on with --resume"):
+            start_run(SMALL, birds, config, out, resume=out.exists())
+
+
 def test_what_a_step_draws_depends_on_the_step_alone(birds: Pack) -> None:
     """DropBlock draws from the global generator, wherever that happens to be."""
     found = []
@@ -96,10 +125,10 @@ def test_killed_at_random_moments_and_resumed(birds: Pack, tmp_path: Path) -> No
     program = (
         "import sys, torch; torch.set_num_threads(1)\n"
         "from parseshot.data.packed import Pack\n"
-        "from parseshot.engine import training\n"
+        "from parseshot.engine import run, training\n"
         "from parseshot.engine.model import ModelConfig\n"
-        "training.SAVE_SECONDS = float(sys.argv[4])\n"
-        "training.start_run(ModelConfig.model_validate_json(sys.argv[1]), Pack(sys.argv[2]),\n"
+        "run.SAVE_SECONDS = float(sys.argv[4])\n"
+        "run.start_run(ModelConfig.model_validate_json(sys.argv[1]), Pack(sys.argv[2]),\n"
         "    training.TrainingConfig.model_validate_json(sys.argv[3]), sys.argv[5], resume=True)\n"
     )
     config = CONFIG.model_copy(update={"episodes": 60, "validate_every": 20})

@@ -2,19 +2,23 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from parseshot.backbones.conv4 import Conv4
 from parseshot.data.augment import Augmentation
 from parseshot.data.packed import Pack
 from parseshot.engine.evaluation import evaluate
 from parseshot.engine.model import Model, ModelConfig
 from parseshot.engine.protocol import Protocol
-from parseshot.engine.training import TrainingConfig, start_run, train_step
+from parseshot.engine.run import start_run
+from parseshot.engine.training import PretrainingConfig, PretrainingStage, TrainingConfig, draw, train_step
 from parseshot.errors import DataError, ModelError
 
+SMALL = ModelConfig(backbone_options={"channels": 8})
 SHORT = TrainingConfig(
     episodes=3, way=5, shots=2, queries=2, lr=2e-3, validate_every=2, validation_episodes=5, decay_every=2
 )
@@ -92,7 +96,7 @@ def test_image_sizes_must_agree(birds: Pack, tmp_path: Path) -> None:
 
 
 def test_initialisation_leaves_the_running_statistics_alone(birds: Pack) -> None:
-    from parseshot.engine.training import draw, initialise
+    from parseshot.engine.training import initialise
 
     model = Model(ModelConfig())
     initialise(model, birds, draw(birds.by_class("base"), SHORT, 0))
@@ -111,3 +115,100 @@ def test_evaluation_is_the_same_twice_and_paired_across_methods(birds: Pack) -> 
         assert np.array_equal(left.episodes, right.episodes)
     other = evaluate(model, birds, asked.model_copy(update={"seed": 1})).outcomes
     assert not np.array_equal(first[0].episodes, other[0].episodes)
+
+
+PRETRAINED = SHORT.model_copy(update={"pretraining": PretrainingConfig(steps=5, batch=16, decay_every=3)})
+
+
+def test_pretraining_comes_first_and_is_what_episodes_start_from(birds: Pack, tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    start_run(SMALL, birds, PRETRAINED, tmp_path / "run", seen.append)
+    assert [(row.get("stage"), row["step"]) for row in seen] == [
+        *(("pretraining", step) for step in range(1, 6)),
+        *((None, step) for step in range(1, 4)),
+    ]
+    assert [row for row in seen if "val" in row and "stage" in row] == []
+    seconds = [row["seconds"] for row in seen]
+    assert seconds == sorted(seconds)
+    start_run(SMALL, birds, SHORT, tmp_path / "without")
+    one, two = (Model.from_pretrained(tmp_path / name / "last").state_dict() for name in ("run", "without"))
+    assert not torch.equal(one["backbone.block1.0.weight"], two["backbone.block1.0.weight"])
+    assert not [name for name in one if "linear" in name]
+
+
+def test_pretraining_learns_and_sees_each_base_image_once_an_epoch(birds: Pack) -> None:
+    config = SHORT.model_copy(
+        update={"pretraining": PretrainingConfig(steps=40, batch=16, lr=1e-2, label_smoothing=0.0)}
+    )
+    torch.manual_seed(0)
+    stage = PretrainingStage(Model(ModelConfig(backbone_options={"channels": 32})), birds, config)
+    epoch = len(stage.numbers) // 16
+    for first in (0, epoch):
+        shown = np.concatenate([stage.batch(step) for step in range(first, first + epoch)])
+        assert len(set(shown.tolist())) == 16 * epoch
+    assert not np.array_equal(stage.batch(0), stage.batch(epoch))
+    assert np.array_equal(birds.labels[stage.numbers], np.array(sorted(birds.by_class("base")))[stage.targets])
+    optimiser = torch.optim.Adam(stage.module.parameters(), lr=1e-2)
+    losses = [stage.step(optimiser, 0)["ce"] for _ in range(40)]  # one and the same batch
+    assert losses[0] == pytest.approx(np.log(15), abs=0.6)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_bfloat16_is_used_where_told_and_only_in_the_backbone(birds: Pack) -> None:
+    kinds = []
+    for precision in ("auto", "float32", "bfloat16"):
+        config = SHORT.model_copy(update={"precision": precision})
+        torch.manual_seed(0)
+        model = Model(SMALL)
+        model.backbone.register_forward_hook(lambda *call: kinds.append(call[2].dtype))
+        encode = model.method.encode
+        model.method.encode = lambda features, encode=encode: kinds.append(features.dtype) or encode(features)
+        optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+        episode = draw(birds.by_class("base"), config, 0)
+        figures = train_step(model, optimiser, birds, episode, config, 0)
+        assert np.isfinite(figures["ce"])
+        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert kinds == [torch.float32] * 4 + [torch.bfloat16, torch.float32]
+
+
+def test_memory_that_runs_out_is_said_and_what_was_saved_stays(
+    birds: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starved(self: object, images: torch.Tensor) -> torch.Tensor:
+        return torch.empty(1 << 60)
+
+    config = SHORT.model_copy(update={"episodes": 2})
+    start_run(SMALL, birds, config, tmp_path / "run")
+    before = (tmp_path / "run" / "state.safetensors").read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr("parseshot.backbones.conv4.Conv4.forward", starved)
+        with pytest.raises(ModelError, match=r"step 3: out of memory with 20 images a step; .*training\.way"):
+            start_run(SMALL, birds, SHORT, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "state.safetensors").read_bytes() == before
+    start_run(SMALL, birds, SHORT, tmp_path / "run", resume=True)
+
+
+def test_encoding_halves_its_batch_once_when_memory_runs_out(birds: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = Model(SMALL), birds.load(np.arange(20))
+    whole = model.encode(images, batch=4)
+    forward, sizes = Conv4.forward, []
+
+    def limited(self: Conv4, images: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(images))
+        if len(images) > room:
+            torch.empty(1 << 60)
+        return forward(self, images)
+
+    monkeypatch.setattr(Conv4, "forward", limited)
+    room = 4
+    found = model.encode(images, batch=8)
+    assert sizes == [8, 4, 4, 4, 4, 4]
+    torch.testing.assert_close(found["z"], whole["z"])
+    room = 2
+    with pytest.raises(ModelError, match="out of memory with 4 images of 84 px at once"):
+        model.encode(images, batch=8)
+
+
+def test_other_errors_of_the_runtime_are_not_taken_for_memory(birds: Pack) -> None:
+    with pytest.raises(RuntimeError, match="must match the size"):
+        Model(SMALL).encode(torch.zeros(1, 5, 84, 84))

@@ -31,7 +31,7 @@ def save(
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     config = {"schema_version": SCHEMA_VERSION, "library_name": "parseshot", "model": model, "provenance": provenance}
-    data = to_bytes({name: tensor.detach().contiguous() for name, tensor in weights.items()})
+    data = to_bytes({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         (temporary / WEIGHTS).write_bytes(data)

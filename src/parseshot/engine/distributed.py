@@ -7,12 +7,14 @@ one process. Batch norm takes the statistics of all images of the episode (`Sync
 GPUs only. The only difference left is the order of sums in floating point.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as together
 from torch import Tensor, nn
 
 from parseshot.errors import UsageError
@@ -27,14 +29,21 @@ class Team:
     size: int = 1
 
     @staticmethod
-    def from_environment() -> "Team":
-        """Join the processes that torchrun has started; alone where it has not."""
+    @contextlib.contextmanager
+    def joined() -> Iterator["Team"]:
+        """Join the processes that torchrun has started, and leave them in the end; alone where it has started none."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
-            return Team()
-        if not dist.is_initialized():
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        return Team(dist.get_rank(), size)
+            yield Team()
+            return
+        mine = not dist.is_initialized()
+        if mine:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        try:
+            yield Team(dist.get_rank(), size)
+        finally:
+            if mine:
+                dist.destroy_process_group()
 
     @property
     def first(self) -> bool:
@@ -52,7 +61,7 @@ class Team:
         """The encoding of all images, in order, from each process's share; gradients go back to where they belong."""
         if self.size == 1:
             return mine
-        return Encoding(**{name: torch.cat(together.all_gather(value.contiguous())) for name, value in mine.items()})
+        return Encoding(**{name: _Gather.apply(value, self) for name, value in mine.items()})
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Add up the gradients of all processes, in one message."""
@@ -73,6 +82,12 @@ class Team:
         dist.all_reduce(flag)
         return bool(flag > 0)
 
+    def mean(self, mine: Tensor) -> Tensor:
+        """The mean of all processes' values."""
+        if self.size == 1:
+            return mine
+        return _summed(mine) / self.size
+
     def from_first(self, value: float) -> float:
         """The first process's value, in all of them; the others wait for it."""
         if self.size == 1:
@@ -82,15 +97,51 @@ class Team:
         return float(told)
 
 
+ALONE = Team()
+
+
+class _Gather(torch.autograd.Function):
+    """All processes' tensors one after the other; a gradient goes back to the process its part came from."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, team: Team) -> Tensor:
+        ctx.team = team
+        pieces = [torch.empty_like(mine, memory_format=torch.contiguous_format) for _ in range(team.size)]
+        dist.all_gather(pieces, mine.contiguous())
+        return torch.cat(pieces)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _summed(grad)[ctx.team.share(len(grad))], None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of all processes' tensors, and of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor) -> Tensor:
+        return _summed(mine)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _summed(grad)
+
+
+def _summed(mine: Tensor) -> Tensor:
+    total = mine.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total
+
+
 class SyncBatchNorm(nn.BatchNorm2d):
     """Batch norm over the images of all processes, on any device; shares must be of one size."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        mean = together.all_reduce(x.mean((0, 2, 3))) / dist.get_world_size()
+        mean = _Sum.apply(x.mean((0, 2, 3))) / dist.get_world_size()
         away = x - mean.view(1, -1, 1, 1)
-        variance = together.all_reduce(away.square().mean((0, 2, 3))) / dist.get_world_size()
+        variance = _Sum.apply(away.square().mean((0, 2, 3))) / dist.get_world_size()
         with torch.no_grad():
             self._track(mean, variance, x.numel() // x.shape[1] * dist.get_world_size())
         scale = (variance + self.eps).rsqrt() * self.weight

@@ -61,7 +61,7 @@ def _allocate(like: Tensor, count: int, on_disk: bool) -> Tensor:
     if not on_disk:
         return torch.empty(shape, dtype=like.dtype)
     with tempfile.TemporaryFile(prefix="parseshot-") as file:  # has no name, so nothing is left when we are killed
-        kind = like.numpy().dtype
+        kind = like.cpu().numpy().dtype
         reserve(file.fileno(), int(np.prod(shape)) * kind.itemsize, str(Path(tempfile.gettempdir()) / "encodings"))
         return torch.from_numpy(np.memmap(file, dtype=kind, mode="r+", shape=shape))
 

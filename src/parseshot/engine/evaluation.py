@@ -26,6 +26,7 @@ from parseshot.methods import Encoding, Method
 
 CHUNK_BYTES = 4 << 20  # of the encodings of a chunk's queries; 2 to 8 MB were best for ProtoNet and DOP (docs/LOG.md)
 CHUNK_EPISODES = 32
+CPU = torch.device("cpu")
 DRAWN = 256  # episodes drawn and added up at a time
 UNSEEN = 5  # classes whose queries belong to none, in the open set
 VALIDATION_EPISODES = 600  # of the val classes, for the temperature
@@ -131,7 +132,7 @@ def evaluate(
     for done, shots in enumerate(protocol.shots):
         tally = Tally(found, shots, Twins(pack, encoded.images), temperatures.get(shots))
         for episodes in _drawn(encoded, pack, protocol, shots, unseen):
-            tally.add(episodes, *score(model.method, encoded.encoding, episodes))
+            tally.add(episodes, *score(model.method, encoded.encoding, episodes, model.device))
             if progress:
                 total = protocol.episodes * len(protocol.shots)
                 progress(done * protocol.episodes + tally.seen, total, "episodes")
@@ -154,29 +155,29 @@ def _drawn(encoded: Encoded, pack: Pack, protocol: Protocol, shots: Shots, unsee
 
 
 @torch.inference_mode()
-def score(method: Method, encoding: Encoding, episodes: Episodes) -> tuple[Tensor, Tensor]:
+def score(method: Method, encoding: Encoding, episodes: Episodes, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
     """Logits of the queries [E, Q, N] and of the strangers [E, U, N]; image numbers are rows of the encoding.
 
     One call of the method's own `logits` scores many episodes: they are its vmap dimension.
     """
     method.eval()
-    labels = torch.from_numpy(episodes.support_labels)
+    labels = torch.from_numpy(episodes.support_labels).to(device)
     queries = torch.from_numpy(np.concatenate((episodes.query, episodes.strangers), 1))  # [E, Q + U]
     support = torch.from_numpy(episodes.support)
 
     def one(query: Tensor, shown: Tensor) -> Tensor:
-        return method.logits(encoding.take(query), encoding.take(shown), labels)
+        return method.logits(encoding.take(query, device), encoding.take(shown, device), labels)
 
     if method.vectorised:
-        probe = encoding.take(queries[0])
-        method.logits(probe, encoding.take(support[0]), labels)
+        probe = encoding.take(queries[0], device)
+        method.logits(probe, encoding.take(support[0], device), labels)
         chunk = min(CHUNK_EPISODES, max(1, CHUNK_BYTES // probe.loaded_bytes))
         logits = torch.func.vmap(one, chunk_size=chunk)(queries, support)
     else:
         logits = torch.stack([one(query, shown) for query, shown in zip(queries, support, strict=True)])
     if not bool(logits.isfinite().all()):
         raise ModelError(f"the model's {type(method).__name__} gives scores that are not finite; train it again")
-    known = episodes.query.shape[1]
+    logits, known = logits.cpu(), episodes.query.shape[1]
     return logits[:, :known], logits[:, known:]
 
 
@@ -272,7 +273,7 @@ def _temperatures(
     for shots in protocol.shots:
         logits, targets = [], []
         for episodes in _drawn(encoded, pack, chosen, shots):
-            scores, _ = score(model.method, encoded.encoding, episodes)
+            scores, _ = score(model.method, encoded.encoding, episodes, model.device)
             logits.append(scores.flatten(0, 1))
             targets.append(torch.from_numpy(episodes.query_labels).repeat(len(episodes)))
         found[shots] = fit_temperature(torch.cat(logits), torch.cat(targets))
@@ -309,7 +310,7 @@ def validation_accuracy(model: Model, pack: Pack, episodes: int) -> Interval:
     protocol: dict[str, Any] = {"way": min(5, len(encoded.rows)), "queries": min(15, smallest - shots)}
     asked = Protocol(split="val", shots=(shots,), episodes=episodes, **protocol)
     right = [
-        (score(model.method, encoded.encoding, drawn)[0].argmax(-1).numpy() == drawn.query_labels).mean(1)
+        (score(model.method, encoded.encoding, drawn, model.device)[0].argmax(-1).numpy() == drawn.query_labels).mean(1)
         for drawn in _drawn(encoded, pack, asked, shots)
     ]
     return Interval.of(np.concatenate(right))

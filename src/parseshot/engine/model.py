@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from parseshot.backbones import build_backbone
 from parseshot.config import Config, read_config
 from parseshot.engine import checkpoint
+from parseshot.engine.device import is_out_of_memory
+from parseshot.errors import ModelError
 from parseshot.methods import Encoding, build_method
 
 BATCH = 8  # images a forward pass; always the same, so that the same command gives the same digits
@@ -39,6 +41,10 @@ class Model(nn.Module):
         self.method = build_method(config.method, self.backbone.out_channels, self.grid, config.method_options)
         self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.backbone.parameters()).device
+
     def forward(self, images: Tensor) -> Encoding:
         """Images [B, 3, H, W] in [0, 1] → their encoding."""
         return self.method.encode(self.backbone(images))
@@ -55,14 +61,22 @@ class Model(nn.Module):
         training = self.training
         self.eval()
         try:
-            images = images.contiguous(memory_format=torch.channels_last)
-            pieces = []
-            for group in images.split(together):
-                maps = [self.backbone(part) for part in group.split(batch)]
-                pieces.append(self.method.encode(torch.cat(maps)))
-            return Encoding.cat(pieces)
+            for halved in (1, 2):
+                try:
+                    return self._encode(images, max(1, batch // halved), max(1, together // halved))
+                except (MemoryError, RuntimeError) as error:
+                    if not is_out_of_memory(error):
+                        raise
         finally:
             self.train(training)
+        raise ModelError(f"out of memory with {max(1, batch // 2)} images of {images.shape[-1]} px at once")
+
+    def _encode(self, images: Tensor, batch: int, together: int) -> Encoding:
+        pieces = []
+        for group in images.split(together):
+            parts = (part.to(self.device).contiguous(memory_format=torch.channels_last) for part in group.split(batch))
+            pieces.append(self.method.encode(torch.cat([self.backbone(part) for part in parts])))
+        return Encoding.cat(pieces)
 
     def fingerprint(self) -> str:
         """Of the weights and of the configuration they belong to."""

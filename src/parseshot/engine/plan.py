@@ -10,25 +10,21 @@ from parseshot.data.packed import Pack
 from parseshot.engine.allocator import peak_memory
 from parseshot.engine.model import Model
 from parseshot.engine.recipe import Recipe
-from parseshot.engine.training import draw, initialise, train_step
+from parseshot.engine.training import EpisodeStage, PretrainingStage, Stage
 
 MEASURED = 3  # steps that are timed, after one that is not
 IMAGES = 64  # of the val classes that are encoded to time a validation
 
 
-def plan(recipe: Recipe, pack: Pack) -> dict[str, Any]:
+def plan(recipe: Recipe, pack: Pack, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Train a few steps on a model that is thrown away, and say what the whole run will take."""
     training = recipe.training
     torch.manual_seed(training.seed)
-    model, members = Model(recipe.model), pack.by_class("base")
-    initialise(model, pack, draw(members, training, 0, pack.classes))
-    optimiser = torch.optim.Adam(model.parameters(), lr=training.lr, weight_decay=training.weight_decay)
-    seconds = []
-    for step in range(MEASURED + 1):
-        started = time.perf_counter()
-        train_step(model, optimiser, pack, draw(members, training, step, pack.classes), training, step)
-        seconds.append(time.perf_counter() - started)
-    each = statistics.median(seconds[1:])
+    model = Model(recipe.model).to(device)
+    stages: list[Stage] = [PretrainingStage(model, pack, training)] if training.pretraining else []
+    stages.append(EpisodeStage(model, pack, training))
+    costs = {stage.name: _cost(stage) for stage in stages}
+    seconds = sum(cost["steps"] * cost["seconds_a_step"] for cost in costs.values())
     validations = -(-training.episodes // training.validate_every)
     started = time.perf_counter()
     model.encode(pack.load(range(min(IMAGES, len(pack)))))
@@ -39,12 +35,26 @@ def plan(recipe: Recipe, pack: Pack) -> dict[str, Any]:
             "backbone": sum(weight.numel() for weight in model.backbone.parameters()),
             "method": sum(weight.numel() for weight in model.method.parameters()),
         },
-        "images_a_step": training.way * (training.shots + training.queries),
-        "seconds_a_step": round(each, 3),
-        "steps": training.episodes,
+        **costs.pop(EpisodeStage.name),
+        **costs,
         "validations": validations,
         "seconds_a_validation": round(validation, 1),  # encoding; its episodes take little
-        "hours": round((training.episodes * each + validations * validation) / 3600, 2),
+        "hours": round((seconds + validations * validation) / 3600, 2),
         "memory_gb": round(memory, 2) if memory else None,
         "threads": torch.get_num_threads(),
+    }
+
+
+def _cost(stage: Stage) -> dict[str, Any]:
+    optimiser = torch.optim.Adam(stage.module.parameters(), lr=stage.schedule.lr)
+    stage.begin()
+    seconds = []
+    for step in range(MEASURED + 1):
+        started = time.perf_counter()
+        stage.step(optimiser, step)  # its figures are numbers of Python, so a GPU has finished
+        seconds.append(time.perf_counter() - started)
+    return {
+        "images_a_step": stage.images,
+        "seconds_a_step": round(statistics.median(seconds[1:]), 3),
+        "steps": stage.steps,
     }

@@ -36,7 +36,8 @@ SCHEMA_VERSION = 1
 class Reached:
     """How far a run has come."""
 
-    step: int = 0  # steps done
+    stage: str = "episodes"
+    step: int = 0  # steps of the stage done
     best: float | None = None  # val accuracy of the weights in best/
     seconds: float = 0.0
 
@@ -45,9 +46,9 @@ def save_state(
     out: Path, model: nn.Module, optimiser: torch.optim.Optimizer, reached: Reached, recipe: Mapping[str, Any]
 ) -> None:
     """Write the state beside the old one, then put it in its place; weights that are not finite are never written."""
-    tensors = {f"model.{name}": tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {f"model.{name}": tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     for number, moments in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{number}.{name}": value.detach().contiguous() for name, value in moments.items()}
+        tensors |= {f"optimiser.{number}.{name}": value.detach().cpu().contiguous() for name, value in moments.items()}
     bad = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if bad:
         raise ModelError(f"{out / STATE}: not saved, these tensors are not finite: {', '.join(bad[:5])}")
@@ -60,10 +61,29 @@ def save_state(
     replace_file(out / STATE, to_bytes(tensors, metadata={"parseshot": json.dumps(header)}))
 
 
-def load_state(
-    out: Path, model: nn.Module, optimiser: torch.optim.Optimizer, recipe: Mapping[str, Any]
-) -> Reached | None:
-    """Put a run back to where it was saved last; None where nothing was saved yet."""
+@dataclass(frozen=True)
+class Saved:
+    """What `save_state` wrote."""
+
+    reached: Reached
+    tensors: Mapping[str, Tensor]
+
+    def restore(self, module: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+        """Put a stage back to where it was."""
+        weights, state = {}, {}  # type: dict[str, Tensor], dict[int, dict[str, Tensor]]
+        for name, value in self.tensors.items():
+            kind, rest = name.split(".", 1)
+            if kind == "model":
+                weights[rest] = value
+            else:
+                number, key = rest.split(".", 1)
+                state.setdefault(int(number), {})[key] = value
+        module.load_state_dict(weights)
+        optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+def read_state(out: Path, recipe: Mapping[str, Any]) -> Saved | None:
+    """Where a run was saved last, checked; None where nothing was saved yet."""
     path = out / STATE
     if not path.exists():
         return None
@@ -81,15 +101,7 @@ def load_state(
     changed = _changed(header["recipe"], json.loads(json.dumps(recipe)))
     if changed:
         raise DataError(f"{out} was started otherwise: {'; '.join(changed)}. Use the same recipe, or another --out")
-    weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    model.load_state_dict(weights)
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("optimiser."):
-            _, number, key = name.split(".", 2)
-            state.setdefault(int(number), {})[key] = value
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-    return Reached(**header["reached"])
+    return Saved(Reached(**header["reached"]), tensors)
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
@@ -104,7 +116,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") 
     return found
 
 
-def keep_metrics(out: Path, step: int) -> None:
+def keep_metrics(out: Path, reached: Reached) -> None:
     """Drop lines of steps that will be done again, and a last line that was cut off."""
     path = out / METRICS
     if not path.exists():
@@ -112,7 +124,9 @@ def keep_metrics(out: Path, step: int) -> None:
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
-            if json.loads(line)["step"] <= step:
+            row = json.loads(line)
+            stage = row.get("stage", "episodes")
+            if row["step"] <= reached.step if stage == reached.stage else reached.stage == "episodes":
                 kept.append(line + "\n")
     replace_file(path, "".join(kept).encode())
 

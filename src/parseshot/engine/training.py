@@ -1,189 +1,158 @@
-"""Training in episodes: draw, encode, compare, step."""
+"""What a step of training is: an episode, or a batch of the classifier that a backbone may be pre-trained with."""
 
-import contextlib
-import json
-import os
 import platform
-import signal
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from parseshot import __version__
 from parseshot.config import Config
 from parseshot.data.augment import Augmentation, augment
 from parseshot.data.episodes import Episode, draw_episode
 from parseshot.data.packed import Pack
-from parseshot.engine.distributed import Team, synchronise
-from parseshot.engine.evaluation import validation_accuracy
-from parseshot.engine.model import Model, ModelConfig
-from parseshot.engine.state import (
-    LOCK,
-    METRICS,
-    STATE,
-    Reached,
-    is_left_over,
-    keep_metrics,
-    load_state,
-    only_run,
-    save_state,
-)
-from parseshot.errors import DataError, ModelError, Stopped
+from parseshot.engine.device import autocast
+from parseshot.engine.distributed import ALONE, Team
+from parseshot.engine.model import Model
+from parseshot.errors import ModelError
 from parseshot.methods import Encoding
 
-Report = Callable[[dict[str, float]], None]
-ALONE = Team()
-SAVE_SECONDS = 60.0  # between two saves of the state
 ADVICE = (
     "nothing was saved from this step; lower the learning rate or look at these images, then --resume or start again"
 )
 
 
-class TrainingConfig(Config):
-    """How a model is trained. Defaults are the paper's episode and optimiser."""
+class Schedule(Config):
+    """Adam with a learning rate that steps down."""
 
-    episodes: int = Field(10_000, ge=1)
-    way: int = Field(10, ge=2)
-    shots: int = Field(5, ge=1)
-    queries: int = Field(10, ge=1)  # of each class
-    lr: float = Field(5e-4, gt=0)  # Adam
+    lr: float = Field(5e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    decay_every: int = Field(3_000, ge=1)  # episodes between the steps of the learning rate …
+    decay_every: int = Field(3_000, ge=1)  # steps between two changes of the learning rate …
     decay_factor: float = Field(0.1, gt=0, le=1)  # … and what it is multiplied by
-    augmentation: Augmentation = Augmentation()
-    validate_every: int = Field(1_000, ge=1)
-    validation_episodes: int = Field(200, ge=2)
-    seed: int = Field(0, ge=0)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         return self.lr * self.decay_factor ** (step // self.decay_every)
 
 
-def start_run(
-    model: ModelConfig,
-    pack: Pack,
-    config: TrainingConfig,
-    out: Path | str,
-    report: Report | None = None,
-    *,
-    resume: bool = False,
-) -> dict[str, Any]:
-    """Build a model from the recipe's seed and train it into a directory that holds no other run, or goes on there."""
-    out, team = Path(out), Team.from_environment()
-    strangers = [one for one in out.iterdir() if not is_ours(one.name)] if out.is_dir() else []
-    if team.first and out.exists() and (strangers if resume else any(out.iterdir())):
-        hint = "--resume goes on with the run there" if (out / STATE).exists() else "choose another --out"
-        raise DataError(f"{out} exists and is not empty; {hint}")
-    team.any(False)  # the others wait here, so that none writes before the first has looked
-    torch.manual_seed(config.seed)
-    return train(Model(model), pack, config, out, report, resume=resume, team=team)
+class PretrainingConfig(Schedule):
+    """A first stage: the backbone under a linear classifier of the base classes. The paper has none."""
+
+    steps: int = Field(ge=1)
+    batch: int = Field(64, ge=2)  # images a step
+    lr: float = Field(1e-3, gt=0)
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
 
 
-def train(
-    model: Model,
-    pack: Pack,
-    config: TrainingConfig,
-    out: Path | str,
-    report: Report | None = None,
-    *,
-    resume: bool = False,
-    team: Team = ALONE,
-) -> dict[str, Any]:
-    """Train on the base classes; keep the weights best on the val classes in `out`/best, the last in `out`/last.
+class TrainingConfig(Schedule):
+    """How a model is trained. Defaults are the paper's episode and optimiser."""
 
-    Returns what is also written into the checkpoint as its provenance. Each step's figures go to `out`/metrics.jsonl.
-    The state is saved at every validation, about once a minute, and when SIGTERM or Ctrl-C asks to stop.
+    episodes: int = Field(10_000, ge=1)
+    way: int = Field(10, ge=2)
+    shots: int = Field(5, ge=1)
+    queries: int = Field(10, ge=1)  # of each class
+    augmentation: Augmentation = Augmentation()
+    pretraining: PretrainingConfig | None = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of the backbone; auto: bfloat16 where a GPU has it
+    validate_every: int = Field(1_000, ge=1)
+    validation_episodes: int = Field(200, ge=2)
+    seed: int = Field(0, ge=0)
+
+
+class Stage:
+    """A part of a run with an optimiser of its own."""
+
+    name: str
+    module: nn.Module  # what is trained, and saved with the state
+    schedule: Schedule
+    steps: int
+    images: int  # of a step
+
+    def begin(self) -> None:
+        """Set what depends on data or chance, once, before the first step."""
+
+    def step(self, optimiser: torch.optim.Optimizer, step: int) -> dict[str, float]:
+        """One step of the optimiser, and its figures."""
+        raise NotImplementedError
+
+
+class EpisodeStage(Stage):
+    """Training in episodes, Algorithm 2."""
+
+    name = "episodes"
+
+    def __init__(self, model: Model, pack: Pack, config: TrainingConfig, team: Team = ALONE) -> None:
+        self.module = self.model = model
+        self.pack, self.config, self.schedule, self.team = pack, config, config, team
+        self.steps, self.images = config.episodes, config.way * (config.shots + config.queries)
+        self.members = pack.by_class("base")
+
+    def begin(self) -> None:
+        torch.manual_seed(self.config.seed)
+        initialise(self.model, self.pack, draw(self.members, self.config, 0, self.pack.classes))
+
+    def step(self, optimiser: torch.optim.Optimizer, step: int) -> dict[str, float]:
+        episode = draw(self.members, self.config, step, self.pack.classes)
+        return train_step(self.model, optimiser, self.pack, episode, self.config, step, self.team)
+
+
+class Classifier(nn.Module):
+    """A backbone, the mean of its map, a linear layer: images → scores of the base classes."""
+
+    def __init__(self, model: Model, classes: int) -> None:
+        super().__init__()
+        self.backbone = model.backbone
+        self.linear = nn.Linear(model.backbone.out_channels, classes).to(model.device)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.linear(self.backbone(images).float().mean((2, 3)))  # [B, classes]
+
+
+class PretrainingStage(Stage):
+    """Cross-entropy over all base classes at once: many times the images an episode's gradient needs to learn as much.
+
+    Batches run through the base images in a new order each epoch; the order is a function of the seed and the epoch.
     """
-    out = Path(out)
-    if pack.size != model.config.image_size:
-        raise DataError(f"{pack.path} holds images of {pack.size} px, the model wants {model.config.image_size} px")
-    recipe = {
-        "model": model.config.model_dump(mode="json"),
-        "training": config.model_dump(mode="json"),
-        "data": pack.fingerprint,
-    }
-    members = pack.by_class("base")
-    with only_run(out) if team.first else contextlib.nullcontext(), Stop() as stop:
-        synchronise(model, team)
-        optimiser = torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-        reached = load_state(out, model, optimiser, recipe) if resume else None
-        if reached is None:
-            reached = Reached()
-            torch.manual_seed(config.seed)
-            initialise(model, pack, draw(members, config, 0, pack.classes))
-        if team.first:
-            keep_metrics(out, reached.step)
-        if reached.step >= config.episodes and (out / "last").is_dir():
-            return dict(Model.from_pretrained(out / "last").provenance)
-        begun, saved = time.perf_counter() - reached.seconds, time.perf_counter()
-        with (out / METRICS if team.first else Path(os.devnull)).open("a", encoding="utf-8") as metrics:
-            while reached.step < config.episodes:
-                step = reached.step
-                for group in optimiser.param_groups:
-                    group["lr"] = config.rate(step)
-                episode = draw(members, config, step, pack.classes)
-                figures = train_step(model, optimiser, pack, episode, config, step, team)
-                asked = team.any(stop.asked)
-                reached.step, reached.seconds = step + 1, time.perf_counter() - begun
-                figures |= {"step": reached.step, "seconds": round(reached.seconds, 3)}
-                last = reached.step == config.episodes
-                if last or reached.step % config.validate_every == 0:
-                    mine = validation_accuracy(model, pack, config.validation_episodes).mean if team.first else 0.0
-                    figures["val"] = team.from_first(mine)
-                    model.provenance = provenance(pack, config, reached.step, figures["val"], reached.seconds)
-                    if reached.best is None or figures["val"] > reached.best:
-                        reached.best = figures["val"]
-                        if team.first:
-                            model.save_pretrained(out / "best")
-                    if last and team.first:
-                        model.save_pretrained(out / "last")
-                metrics.write(json.dumps(figures) + "\n")
-                metrics.flush()
-                due = "val" in figures or asked or time.perf_counter() - saved > SAVE_SECONDS
-                if due and team.first:
-                    save_state(out, model, optimiser, reached, recipe)
-                    saved = time.perf_counter()
-                if report and team.first:
-                    report(figures)
-                if asked and not last:
-                    raise Stopped(f"stopped after step {reached.step} of {config.episodes}; go on with --resume")
-        return model.provenance
 
+    name = "pretraining"
 
-def is_ours(name: str) -> bool:
-    """Whether a run's directory may hold this."""
-    return name in (STATE, METRICS, LOCK, "best", "last") or is_left_over(name)
+    def __init__(self, model: Model, pack: Pack, config: TrainingConfig, team: Team = ALONE) -> None:
+        assert config.pretraining is not None
+        members = pack.by_class("base")
+        self.numbers = np.concatenate(list(members.values()))  # [n] images of the pack
+        self.targets = np.repeat(np.arange(len(members)), [len(images) for images in members.values()])  # [n]
+        self.pack, self.config, self.schedule, self.team = pack, config, config.pretraining, team
+        self.steps, self.images = config.pretraining.steps, min(config.pretraining.batch, len(self.numbers))
+        torch.manual_seed(config.seed)
+        self.device, self.smoothing = model.device, config.pretraining.label_smoothing
+        self.module = Classifier(model, len(members))
 
+    def batch(self, step: int) -> np.ndarray:
+        """Which of the base images a step sees; what is left of an epoch after its whole batches is left out."""
+        epoch, place = divmod(step, len(self.numbers) // self.images)
+        order = np.random.default_rng((self.config.seed, epoch)).permutation(len(self.numbers))
+        return order[place * self.images : (place + 1) * self.images]
 
-class Stop:
-    """Remembers that SIGTERM or Ctrl-C came, so that the step is finished and saved; the second one ends at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "Stop":
-        if threading.current_thread() is threading.main_thread():
-            self.before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one, handler in self.before.items():
-            signal.signal(one, handler)
-
-    def _ask(self, number: int, _: object) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+    def step(self, optimiser: torch.optim.Optimizer, step: int) -> dict[str, float]:
+        self.module.train()
+        rows = self.batch(step)
+        share, numbers = self.team.share(len(rows)), self.numbers[rows]
+        images = augmented(self.pack, numbers, self.config, step, self.team)[share].to(self.device)
+        targets = torch.from_numpy(self.targets[rows])[share].to(self.device)
+        with autocast(self.device, self.config.precision):
+            scores = self.module(images)
+        ce = F.cross_entropy(scores, targets, label_smoothing=self.smoothing)
+        ce_of_all = self.team.mean(ce.detach())
+        names = [self.pack.files[number] for number in numbers[share]]
+        _refuse_nan({"ce": ce_of_all}, Encoding(scores=scores), step, names)
+        _descend(self.module, optimiser, ce, step, self.team)
+        right = (scores.detach().argmax(1) == targets).float().mean()
+        return {"ce": float(ce_of_all), "accuracy": float(self.team.mean(right))}
 
 
 def draw(
@@ -200,7 +169,7 @@ def initialise(model: Model, pack: Pack, episode: Episode) -> None:
     """Let the method set what depends on the scale of the features, from one episode's support images."""
     model.train()
     state = {name: value.clone() for name, value in model.backbone.state_dict().items()}
-    features = model.backbone(pack.load(episode.support))
+    features = model.backbone(pack.load(episode.support).to(model.device))
     model.backbone.load_state_dict(state)  # the look must not move the running statistics
     model.method.initialise(features)
 
@@ -216,23 +185,36 @@ def train_step(
 ) -> dict[str, float]:
     """One episode: support and query images in one forward pass, Algorithm 2, one step of the optimiser."""
     model.train()
-    torch.manual_seed((config.seed * 1_000_003 + step + (team.rank << 40)) % (1 << 63))  # what DropBlock draws
     numbers = np.concatenate((episode.support, episode.query))
-    pixels = pack.pixels(numbers, margin=config.augmentation.margin)
-    images = augment(pixels, config.augmentation, size=pack.size, seed=config.seed, step=step)
-    encoding = team.gather(model(images[team.share(len(images))]))
+    images = augmented(pack, numbers, config, step, team)[team.share(len(numbers))].to(model.device)
+    with autocast(model.device, config.precision):
+        features = model.backbone(images)
+    encoding = team.gather(model.method.encode(features.float() if features.dtype == torch.bfloat16 else features))
     support, query = encoding.take(slice(len(episode.support))), encoding.take(slice(len(episode.support), None))
-    labels, targets = torch.from_numpy(episode.support_labels), torch.from_numpy(episode.query_labels)
+    labels, targets = (
+        torch.from_numpy(each).to(model.device) for each in (episode.support_labels, episode.query_labels)
+    )
     terms = model.method.loss(query, support, labels, targets)
     total = torch.stack(list(terms.values())).sum()
     _refuse_nan(terms, encoding, step, [pack.files[number] for number in numbers])
-    optimiser.zero_grad(set_to_none=True)
-    (total / team.size).backward()
-    team.sum_gradients(model)
-    _refuse_nan_gradients(model, step)
-    optimiser.step()
+    _descend(model, optimiser, total, step, team)
     figures = {name: float(term.detach()) for name, term in terms.items()}
     return figures | model.method.monitor(query, support, labels, targets)
+
+
+def augmented(pack: Pack, numbers: np.ndarray, config: TrainingConfig, step: int, team: Team) -> Tensor:
+    """A step's images; all that is drawn, here and by DropBlock later, depends on (seed, step) alone."""
+    torch.manual_seed((config.seed * 1_000_003 + step + (team.rank << 40)) % (1 << 63))
+    pixels = pack.pixels(numbers, margin=config.augmentation.margin)
+    return augment(pixels, config.augmentation, size=pack.size, seed=config.seed, step=step)
+
+
+def _descend(module: nn.Module, optimiser: torch.optim.Optimizer, loss: Tensor, step: int, team: Team) -> None:
+    optimiser.zero_grad(set_to_none=True)
+    (loss / team.size).backward()
+    team.sum_gradients(module)
+    _refuse_nan_gradients(module, step)
+    optimiser.step()
 
 
 def provenance(pack: Pack, config: TrainingConfig, step: int, val: float, seconds: float) -> dict[str, Any]:
@@ -262,10 +244,10 @@ def _refuse_nan(terms: dict[str, Tensor], encoding: Encoding, step: int, names: 
     )
 
 
-def _refuse_nan_gradients(model: Model, step: int) -> None:
+def _refuse_nan_gradients(module: nn.Module, step: int) -> None:
     bad = [
         name
-        for name, weight in model.named_parameters()
+        for name, weight in module.named_parameters()
         if weight.grad is not None and not bool(weight.grad.isfinite().all())
     ]
     if bad:

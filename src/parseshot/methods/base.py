@@ -35,9 +35,9 @@ class Encoding(Mapping[str, Tensor]):
         """Of the tensors that were asked for, where this is a selection."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
-    def take(self, index: Tensor | slice) -> "Encoding":
-        """The encoding of the selected images; a tensor is selected when it is first asked for."""
-        return _Selection(self, index)
+    def take(self, index: Tensor | slice, device: torch.device | None = None) -> "Encoding":
+        """The encoding of the selected images; a tensor is selected, and moved, when it is first asked for."""
+        return _Selection(self, index, device)
 
     @staticmethod
     def cat(encodings: Sequence["Encoding"]) -> "Encoding":
@@ -47,13 +47,14 @@ class Encoding(Mapping[str, Tensor]):
 class _Selection(Encoding):
     """Some images of an encoding. What a method does not look at is never copied."""
 
-    def __init__(self, source: Encoding, index: Tensor | slice) -> None:
-        self._source, self._index = source, index
+    def __init__(self, source: Encoding, index: Tensor | slice, device: torch.device | None) -> None:
+        self._source, self._index, self._device = source, index, device
         self._tensors: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._tensors:
-            self._tensors[name] = self._source[name][self._index]
+            found = self._source[name][self._index]
+            self._tensors[name] = found if self._device is None else found.to(self._device)
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:

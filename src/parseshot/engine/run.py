@@ -1,0 +1,189 @@
+"""A training run in a directory: it can be stopped, killed and gone on with, and ends in the same bits."""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parseshot.data.packed import Pack
+from parseshot.engine.device import is_out_of_memory
+from parseshot.engine.distributed import ALONE, Team, synchronise
+from parseshot.engine.evaluation import validation_accuracy
+from parseshot.engine.model import Model, ModelConfig
+from parseshot.engine.state import (
+    LOCK,
+    METRICS,
+    STATE,
+    Reached,
+    is_left_over,
+    keep_metrics,
+    only_run,
+    read_state,
+    save_state,
+)
+from parseshot.engine.training import EpisodeStage, PretrainingStage, Stage, TrainingConfig, provenance
+from parseshot.errors import DataError, ModelError, Stopped
+
+Report = Callable[[dict[str, Any]], None]
+SAVE_SECONDS = 60.0  # between two saves of the state
+REPORT, BOARD = "report.html", "tensorboard"  # what others may write into a run's directory
+
+
+def start_run(
+    model: ModelConfig,
+    pack: Pack,
+    config: TrainingConfig,
+    out: Path | str,
+    report: Report | None = None,
+    *,
+    resume: bool = False,
+    device: torch.device | str = "cpu",
+) -> dict[str, Any]:
+    """Build a model from the recipe's seed and train it into a directory that holds no other run, or goes on there."""
+    out = Path(out)
+    with Team.joined() as team:
+        strangers = [one for one in out.iterdir() if not is_ours(one.name)] if out.is_dir() else []
+        if team.first and out.exists() and (strangers if resume else any(out.iterdir())):
+            hint = "--resume goes on with the run there" if (out / STATE).exists() else "choose another --out"
+            raise DataError(f"{out} exists and is not empty; {hint}")
+        team.any(False)  # the others wait here, so that none writes before the first has looked
+        torch.manual_seed(config.seed)
+        return train(Model(model).to(device), pack, config, out, report, resume=resume, team=team)
+
+
+def train(
+    model: Model,
+    pack: Pack,
+    config: TrainingConfig,
+    out: Path | str,
+    report: Report | None = None,
+    *,
+    resume: bool = False,
+    team: Team = ALONE,
+) -> dict[str, Any]:
+    """Train on the base classes; keep the weights best on the val classes in `out`/best, the last in `out`/last.
+
+    Returns what is also written into the checkpoint as its provenance. Each step's figures go to `out`/metrics.jsonl.
+    The state is saved at every validation, about once a minute, and when SIGTERM or Ctrl-C asks to stop.
+    """
+    out = Path(out)
+    if pack.size != model.config.image_size:
+        raise DataError(f"{pack.path} holds images of {pack.size} px, the model wants {model.config.image_size} px")
+    recipe = {
+        "model": model.config.model_dump(mode="json"),
+        "training": config.model_dump(mode="json"),
+        "data": pack.fingerprint,
+    }
+    with only_run(out) if team.first else contextlib.nullcontext(), Stop() as stop:
+        synchronise(model, team)
+        saved = read_state(out, recipe) if resume else None
+        reached = saved.reached if saved else Reached(stage="")
+        if team.first:
+            keep_metrics(out, reached)
+        if reached.stage == EpisodeStage.name and reached.step >= config.episodes and (out / "last").is_dir():
+            return dict(Model.from_pretrained(out / "last").provenance)
+        begun = time.perf_counter() - reached.seconds
+        with (out / METRICS if team.first else Path(os.devnull)).open("a", encoding="utf-8") as metrics:
+            for stage in _stages(model, pack, config, team, reached.stage):
+                optimiser = torch.optim.Adam(
+                    stage.module.parameters(), lr=stage.schedule.lr, weight_decay=stage.schedule.weight_decay
+                )
+                if saved and stage.name == reached.stage:
+                    saved.restore(stage.module, optimiser)
+                else:
+                    reached = Reached(stage=stage.name)
+                    stage.begin()
+                written = time.perf_counter()
+                while reached.step < stage.steps:
+                    figures = _one_step(stage, optimiser, reached.step)
+                    asked = team.any(stop.asked)
+                    reached.step, reached.seconds = reached.step + 1, time.perf_counter() - begun
+                    figures |= {"step": reached.step, "seconds": round(reached.seconds, 3)}
+                    last = reached.step == stage.steps
+                    if stage.name == EpisodeStage.name and (last or reached.step % config.validate_every == 0):
+                        figures["val"] = _validate(model, pack, config, reached, out, team, last=last)
+                    metrics.write(json.dumps(figures) + "\n")
+                    metrics.flush()
+                    due = last or "val" in figures or asked or time.perf_counter() - written > SAVE_SECONDS
+                    if due and team.first:
+                        save_state(out, stage.module, optimiser, reached, recipe)
+                        written = time.perf_counter()
+                    if report and team.first:
+                        report(figures)
+                    if asked and not (last and stage.name == EpisodeStage.name):
+                        raise Stopped(
+                            f"stopped after step {reached.step} of {stage.steps}"
+                            f"{' of pretraining' if stage.name != EpisodeStage.name else ''}; go on with --resume"
+                        )
+        return model.provenance
+
+
+def _stages(model: Model, pack: Pack, config: TrainingConfig, team: Team, reached: str) -> Iterator[Stage]:
+    """The stages that are left."""
+    if config.pretraining and reached != EpisodeStage.name:
+        yield PretrainingStage(model, pack, config, team)
+    yield EpisodeStage(model, pack, config, team)
+
+
+def _one_step(stage: Stage, optimiser: torch.optim.Optimizer, step: int) -> dict[str, Any]:
+    for group in optimiser.param_groups:
+        group["lr"] = stage.schedule.rate(step)
+    try:
+        figures = stage.step(optimiser, step)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"step {step + 1}: out of memory with {stage.images} images a step; what was saved before is whole. Use "
+            "fewer (training.way, queries or shots), or share them out over several machines with torchrun"
+        ) from None
+    return figures if stage.name == EpisodeStage.name else {"stage": stage.name} | figures
+
+
+def _validate(
+    model: Model, pack: Pack, config: TrainingConfig, reached: Reached, out: Path, team: Team, *, last: bool
+) -> float:
+    """Accuracy on the val classes; keeps the weights if they are the best so far, or the last."""
+    val = team.from_first(validation_accuracy(model, pack, config.validation_episodes).mean if team.first else 0.0)
+    model.provenance = provenance(pack, config, reached.step, val, reached.seconds)
+    if reached.best is None or val > reached.best:
+        reached.best = val
+        if team.first:
+            model.save_pretrained(out / "best")
+    if last and team.first:
+        model.save_pretrained(out / "last")
+    return val
+
+
+def is_ours(name: str) -> bool:
+    """Whether a run's directory may hold this."""
+    return name in (STATE, METRICS, LOCK, REPORT, BOARD, "best", "last") or is_left_over(name)
+
+
+class Stop:
+    """Remembers that SIGTERM or Ctrl-C came, so that the step is finished and saved; the second one ends at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Stop":
+        if threading.current_thread() is threading.main_thread():
+            self.before = {one: signal.signal(one, self._ask) for one in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one, handler in self.before.items():
+            signal.signal(one, handler)
+
+    def _ask(self, number: int, _: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

@@ -1,0 +1,93 @@
+"""What one sees of a run: the line, the page at each validation and at the end, TensorBoard."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parseshot.data.packed import Pack
+from parseshot.engine.model import ModelConfig
+from parseshot.engine.recipe import Recipe
+from parseshot.engine.run import start_run
+from parseshot.engine.training import PretrainingConfig, TrainingConfig
+from parseshot.errors import Stopped, UsageError
+from parseshot.watch import Watch
+
+RECIPE = Recipe(
+    title="Small",
+    model=ModelConfig(backbone_options={"channels": 8}),
+    training=TrainingConfig(
+        episodes=4,
+        way=4,
+        shots=2,
+        queries=2,
+        validate_every=2,
+        validation_episodes=5,
+        pretraining=PretrainingConfig(steps=2, batch=8),
+    ),
+)
+
+
+def run(birds: Pack, out: Path, watch: Any, resume: bool = False) -> None:
+    start_run(RECIPE.model, birds, RECIPE.training, out, watch, resume=resume)
+
+
+def test_the_line_names_the_stage_and_every_figure(birds: Pack, tmp_path: Path) -> None:
+    lines: list[tuple[int, int, str]] = []
+    out = tmp_path / "run"
+    with Watch(RECIPE, out, lambda *line: lines.append(line)) as watch:
+        run(birds, out, watch)
+    assert [line[:2] for line in lines] == [(1, 2), (2, 2), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert lines[0][2].startswith("pretraining ce ")
+    for word in ("ce", "diversity", "accuracy", "entropy", "sparsity", "geometry_share", "val"):
+        assert f"{word} " in lines[3][2]
+    assert "val" not in lines[2][2]
+    assert "Validation accuracy" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_there_when_a_run_was_stopped(birds: Pack, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Stopped), Watch(RECIPE, out, lambda *_: None) as watch:
+
+        def stop(figures: dict[str, Any]) -> None:
+            watch(figures)
+            raise Stopped("enough")
+
+        run(birds, out, stop)
+    assert "1 of 2" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_nothing_is_written_where_no_run_began(tmp_path: Path) -> None:
+    with pytest.raises(UsageError), Watch(RECIPE, tmp_path / "run", lambda *_: None):
+        raise UsageError("refused")
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_holds_the_figures_of_both_stages_and_a_resumed_run_goes_on(birds: Pack, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="parseshot[tensorboard] is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out, seen = tmp_path / "run", []
+    with pytest.raises(Stopped), Watch(RECIPE, out, lambda *_: None, tensorboard=True) as watch:
+
+        def stop(figures: dict[str, Any]) -> None:
+            watch(figures)
+            seen.append(figures)
+            if figures["step"] == 3:
+                raise Stopped("after step 3, which was not saved")
+
+        run(birds, out, stop)
+    with Watch(RECIPE, out, lambda *_: None, tensorboard=True) as watch:
+        run(birds, out, watch, resume=True)
+    found = EventAccumulator(str(out / "tensorboard"))
+    found.Reload()
+    assert [event.step for event in found.Scalars("pretraining/ce")] == [1, 2]
+    assert [event.step for event in found.Scalars("episodes/ce")] == [1, 2, 3, 4]
+    assert [event.step for event in found.Scalars("episodes/val")] == [2, 4]
+    assert found.Scalars("episodes/ce")[0].value == pytest.approx(seen[2]["ce"], rel=1e-6)
+
+
+def test_without_tensorboard_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match=r"pip install 'parseshot\[tensorboard\]'"):
+        Watch(RECIPE, tmp_path, lambda *_: None, tensorboard=True)
