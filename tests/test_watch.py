@@ -45,16 +45,23 @@ def test_the_line_names_the_stage_and_every_figure(birds: Pack, tmp_path: Path) 
     assert "Validation accuracy" in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_page_is_there_when_a_run_was_stopped(birds: Pack, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with pytest.raises(Stopped), Watch(RECIPE, out, lambda *_: None) as watch:
+def stopped_run(birds: Pack, out: Path, at: int, seen: list[dict[str, Any]], **options: Any) -> None:
+    """A run whose step `at` of a stage is its last."""
+    with Watch(RECIPE, out, lambda *_: None, **options) as watch:
 
         def stop(figures: dict[str, Any]) -> None:
             watch(figures)
-            raise Stopped("enough")
+            seen.append(figures)
+            if figures["step"] == at:
+                raise Stopped("enough")
 
         run(birds, out, stop)
-    assert "1 of 2" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_there_when_a_run_was_stopped(birds: Pack, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        stopped_run(birds, tmp_path / "run", 1, [])
+    assert "1 of 2" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_nothing_is_written_where_no_run_began(tmp_path: Path) -> None:
@@ -67,16 +74,9 @@ def test_tensorboard_holds_the_figures_of_both_stages_and_a_resumed_run_goes_on(
     pytest.importorskip("tensorboard", reason="parseshot[tensorboard] is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    out, seen = tmp_path / "run", []
-    with pytest.raises(Stopped), Watch(RECIPE, out, lambda *_: None, tensorboard=True) as watch:
-
-        def stop(figures: dict[str, Any]) -> None:
-            watch(figures)
-            seen.append(figures)
-            if figures["step"] == 3:
-                raise Stopped("after step 3, which was not saved")
-
-        run(birds, out, stop)
+    out, seen = tmp_path / "run", []  # type: Path, list[dict[str, Any]]
+    with pytest.raises(Stopped):  # step 3 is not saved, so it is done and told twice
+        stopped_run(birds, out, 3, seen, tensorboard=True)
     with Watch(RECIPE, out, lambda *_: None, tensorboard=True) as watch:
         run(birds, out, watch, resume=True)
     found = EventAccumulator(str(out / "tensorboard"))

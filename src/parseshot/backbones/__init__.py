@@ -6,15 +6,28 @@ from typing import Any
 
 from parseshot.backbones.base import Backbone
 from parseshot.backbones.conv4 import Conv4
+from parseshot.backbones.efficientnet_lite import EfficientNetLite0
 from parseshot.backbones.resnet12 import ResNet12
 from parseshot.backbones.resnet18 import ResNet18
+from parseshot.backbones.timm import TimmBackbone
 
-__all__ = ["BACKBONES", "Backbone", "Conv4", "ResNet12", "ResNet18", "build_backbone"]
+__all__ = [
+    "BACKBONES",
+    "Backbone",
+    "Conv4",
+    "EfficientNetLite0",
+    "ResNet12",
+    "ResNet18",
+    "TimmBackbone",
+    "build_backbone",
+]
 
 BACKBONES: dict[str, Callable[..., Backbone]] = {
     "conv4": Conv4,
     "resnet12": ResNet12,
     "resnet18": ResNet18,
+    "efficientnet_lite0": EfficientNetLite0,
+    "timm": TimmBackbone,
 }
 
 

@@ -3,6 +3,10 @@
 B images, C channels, G grid cells a side; the shape comments of the backbones are for the input size named beside them.
 """
 
+import hashlib
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor, nn
 
 
@@ -11,10 +15,15 @@ class Backbone(nn.Module):
 
     out_channels: int  # C
     stride: int  # pixels from one grid cell to the next
+    source: str | None = None  # which published weights it started from
 
     def grid(self, size: int) -> int:
         """G for a square input of `size` pixels; here for networks whose poolings drop an odd last row."""
         return size // self.stride
+
+    def from_elsewhere(self) -> list[str]:
+        """Names of the modules whose weights never change and are found where they came from: not kept with a model."""
+        return []
 
     def forward(self, images: Tensor) -> Tensor:
         raise NotImplementedError
@@ -30,3 +39,12 @@ def initialise(module: nn.Module, *, negative_slope: float = 0.0) -> None:
         elif isinstance(layer, nn.BatchNorm2d):
             nn.init.ones_(layer.weight)
             nn.init.zeros_(layer.bias)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of named tensors: names, shapes, types and bytes."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
+        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 from parseshot.errors import DataError
@@ -41,6 +42,25 @@ def staging(path: Path) -> Iterator[Path]:
         raise
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def only_one(lock: Path, refusal: str) -> Iterator[None]:
+    """Be the only process that holds a lock file; it is free when its process ends, however that ends."""
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                who = os.read(handle, 200).decode(errors="replace").strip()
+                raise DataError(f"{refusal} ({who or 'just started'})") from None
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"pid {os.getpid()}, since {now}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
 
 
 def sync(path: Path) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints: a directory with config.json, model.safetensors and a card, replaced whole; no pickle anywhere."""
 
-import hashlib
 import json
 import shutil
 import tempfile
@@ -22,15 +21,28 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
 def save(
-    path: Path | str, weights: Mapping[str, Tensor], model: Mapping[str, Any], provenance: Mapping[str, Any]
+    path: Path | str,
+    weights: Mapping[str, Tensor],
+    model: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    elsewhere: str | None = None,
 ) -> None:
-    """Write a checkpoint into a temporary neighbour, then put it in place of the old one."""
+    """Write a checkpoint into a temporary neighbour, then put it in place of the old one.
+
+    elsewhere: which published weights belong to it and are not in it.
+    """
     bad = [name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if bad:
         raise ModelError(f"{path}: not saved, these weights are not finite: {', '.join(bad[:5])}")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    config = {"schema_version": SCHEMA_VERSION, "library_name": "parseshot", "model": model, "provenance": provenance}
+    config = {
+        "schema_version": SCHEMA_VERSION,
+        "library_name": "parseshot",
+        "model": model,
+        "weights_elsewhere": elsewhere,
+        "provenance": provenance,
+    }
     data = to_bytes({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -50,8 +62,8 @@ def save(
         raise
 
 
-def load(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """Weights, model configuration and provenance of a checkpoint directory."""
+def load(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any], str | None]:
+    """Weights, model configuration, provenance and the weights found elsewhere of a checkpoint directory."""
     path = Path(path)
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
@@ -68,16 +80,7 @@ def load(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str,
         raise ModelError(f"{path} has no {WEIGHTS}") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path / WEIGHTS} is not a readable safetensors file: {error}") from None
-    return weights, config["model"], config.get("provenance") or {}
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of named tensors: names, shapes, types and bytes."""
-    found = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        found.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    return weights, config["model"], config.get("provenance") or {}, config.get("weights_elsewhere")
 
 
 def check_weights(path: Path | str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from parseshot.data.packed import Pack
 from parseshot.data.staging import reserve
+from parseshot.engine.features import FeaturePack
 from parseshot.engine.model import TOGETHER, Model
 from parseshot.errors import DataError
 from parseshot.methods import Encoding
@@ -42,7 +43,10 @@ def encode_split(
     size, on_disk = 0, False
     for start in range(0, len(numbers), TOGETHER):
         batch = numbers[start : start + TOGETHER]
-        found = model.encode(torch.from_numpy(pack.pixels(batch)).permute(0, 3, 1, 2))
+        if isinstance(pack, FeaturePack):
+            found = model.encode_features(pack.maps(batch))
+        else:
+            found = model.encode(torch.from_numpy(pack.pixels(batch)).permute(0, 3, 1, 2))
         if not store:
             size = len(numbers) * sum(tensor[0].nbytes for tensor in found.values())
             on_disk = size > (free_memory() // 2 if memory is None else memory)

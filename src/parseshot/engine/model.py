@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.backbones import build_backbone
+from parseshot.backbones.base import digest
 from parseshot.config import Config, read_config
 from parseshot.engine import checkpoint
 from parseshot.engine.device import is_out_of_memory
@@ -27,6 +28,7 @@ class ModelConfig(Config):
     method: str = "dop"
     method_options: dict[str, Any] = Field(default_factory=dict)
     image_size: int = Field(84, ge=16, le=1024)
+    projection: int | None = Field(None, ge=1, le=4096)  # channels of a trained 1×1 convolution before the method
 
 
 class Model(nn.Module):
@@ -38,7 +40,12 @@ class Model(nn.Module):
         self.provenance: dict[str, Any] = {}  # how it was trained: data, classes, seeds, versions, figures
         self.backbone = build_backbone(config.backbone, **config.backbone_options)
         self.grid = self.backbone.grid(config.image_size)
-        self.method = build_method(config.method, self.backbone.out_channels, self.grid, config.method_options)
+        channels = config.projection or self.backbone.out_channels
+        self.projection: nn.Module = nn.Identity()
+        if config.projection:
+            self.projection = nn.Conv2d(self.backbone.out_channels, channels, kernel_size=1, bias=False)
+            nn.init.orthogonal_(self.projection.weight)
+        self.method = build_method(config.method, channels, self.grid, config.method_options)
         self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
@@ -47,7 +54,11 @@ class Model(nn.Module):
 
     def forward(self, images: Tensor) -> Encoding:
         """Images [B, 3, H, W] in [0, 1] → their encoding."""
-        return self.method.encode(self.backbone(images))
+        return self.from_features(self.backbone(images))
+
+    def from_features(self, features: Tensor) -> Encoding:
+        """The backbone's feature maps [B, C, G, G] → the encoding of their images."""
+        return self.method.encode(self.projection(features))
 
     @torch.inference_mode()
     def encode(self, images: Tensor, *, batch: int = BATCH, together: int = TOGETHER) -> Encoding:
@@ -75,24 +86,43 @@ class Model(nn.Module):
         pieces = []
         for group in images.split(together):
             parts = (part.to(self.device).contiguous(memory_format=torch.channels_last) for part in group.split(batch))
-            pieces.append(self.method.encode(torch.cat([self.backbone(part) for part in parts])))
+            pieces.append(self.from_features(torch.cat([self.backbone(part) for part in parts])))
         return Encoding.cat(pieces)
+
+    @torch.inference_mode()
+    def encode_features(self, features: Tensor) -> Encoding:
+        """`encode` for feature maps that the backbone has made before."""
+        training = self.training
+        self.eval()
+        try:
+            return Encoding.cat([self.from_features(group.to(self.device)) for group in features.split(TOGETHER)])
+        finally:
+            self.train(training)
+
+    def own_state(self) -> dict[str, Tensor]:
+        """The weights that are this model's: all but those of a frozen backbone that are found again elsewhere."""
+        elsewhere = tuple(f"backbone.{name}." for name in self.backbone.from_elsewhere())
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(elsewhere)}
 
     def fingerprint(self) -> str:
         """Of the weights and of the configuration they belong to."""
-        text = self.config.model_dump_json() + checkpoint.digest(self.state_dict())
+        text = self.config.model_dump_json() + digest(self.state_dict())
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def save_pretrained(self, path: Path | str) -> None:
         """Write config.json, model.safetensors and README.md (the card) into a directory, all or nothing."""
-        checkpoint.save(path, self.state_dict(), self.config.model_dump(mode="json"), self.provenance)
+        own = self.own_state()
+        elsewhere = self.backbone.source if len(own) < len(self.state_dict()) else None
+        checkpoint.save(path, own, self.config.model_dump(mode="json"), self.provenance, elsewhere)
 
     @classmethod
     def from_pretrained(cls, path: Path | str) -> "Model":
         """Read what `save_pretrained` wrote. Nothing is unpickled, every tensor's name and shape is checked."""
-        weights, config, provenance = checkpoint.load(path)
+        weights, config, provenance, elsewhere = checkpoint.load(path)
         model = cls(read_config(ModelConfig, config, source=f"{Path(path) / checkpoint.CONFIG}: model"))
-        checkpoint.check_weights(path, weights, model.state_dict())
-        model.load_state_dict(weights)
+        if elsewhere is not None and elsewhere != model.backbone.source:
+            raise ModelError(f"{path} belongs to the weights {elsewhere}; here are those of {model.backbone.source}")
+        checkpoint.check_weights(path, weights, model.own_state())
+        model.load_state_dict(weights, strict=False)  # each name was checked; what is not there came with the backbone
         model.provenance = provenance
         return model.eval()

@@ -6,11 +6,9 @@ of the step, so the state is: weights and buffers, the optimiser's moments, the 
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from parseshot.data.staging import replace_file
-from parseshot.engine.checkpoint import digest
+from parseshot.backbones.base import digest
+from parseshot.data.staging import only_one, replace_file
 from parseshot.errors import DataError, ModelError
-
-try:
-    import fcntl
-except ImportError:  # Windows: two runs in one place are then not told apart
-    fcntl = None  # type: ignore[assignment]
 
 STATE, LOCK, METRICS = "state.safetensors", ".lock", "metrics.jsonl"
 SCHEMA_VERSION = 1
@@ -140,20 +133,8 @@ def is_left_over(name: str) -> bool:
 def only_run(out: Path) -> Iterator[None]:
     """Be the only run in a directory; the lock dies with its process, however that ends."""
     out.mkdir(parents=True, exist_ok=True)
-    handle = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                who = os.read(handle, 200).decode(errors="replace").strip()
-                raise DataError(f"{out}: another run is at work here ({who or 'just started'})") from None
-        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"pid {os.getpid()}, since {now}\n".encode(), 0)
+    with only_one(out / LOCK, f"{out}: another run is at work here"):
         for left in out.iterdir():
             if is_left_over(left.name):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield
-    finally:
-        os.close(handle)

@@ -18,6 +18,7 @@ from parseshot.data.episodes import Episode, draw_episode
 from parseshot.data.packed import Pack
 from parseshot.engine.device import autocast
 from parseshot.engine.distributed import ALONE, Team
+from parseshot.engine.features import FeaturePack
 from parseshot.engine.model import Model
 from parseshot.errors import ModelError
 from parseshot.methods import Encoding
@@ -58,6 +59,9 @@ class TrainingConfig(Schedule):
     queries: int = Field(10, ge=1)  # of each class
     augmentation: Augmentation = Augmentation()
     pretraining: PretrainingConfig | None = None
+    cached_views: int | None = Field(
+        None, ge=0, le=64
+    )  # a frozen backbone's maps, made once: views beside the plain one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of the backbone; auto: bfloat16 where a GPU has it
     validate_every: int = Field(1_000, ge=1)
     validation_episodes: int = Field(200, ge=2)
@@ -168,10 +172,13 @@ def draw(
 def initialise(model: Model, pack: Pack, episode: Episode) -> None:
     """Let the method set what depends on the scale of the features, from one episode's support images."""
     model.train()
-    state = {name: value.clone() for name, value in model.backbone.state_dict().items()}
-    features = model.backbone(pack.load(episode.support).to(model.device))
-    model.backbone.load_state_dict(state)  # the look must not move the running statistics
-    model.method.initialise(features)
+    if isinstance(pack, FeaturePack):
+        features = pack.maps(episode.support).to(model.device)
+    else:
+        state = {name: value.clone() for name, value in model.backbone.state_dict().items()}
+        features = model.backbone(pack.load(episode.support).to(model.device))
+        model.backbone.load_state_dict(state)  # the look must not move the running statistics
+    model.method.initialise(model.projection(features))
 
 
 def train_step(
@@ -186,10 +193,7 @@ def train_step(
     """One episode: support and query images in one forward pass, Algorithm 2, one step of the optimiser."""
     model.train()
     numbers = np.concatenate((episode.support, episode.query))
-    images = augmented(pack, numbers, config, step, team)[team.share(len(numbers))].to(model.device)
-    with autocast(model.device, config.precision):
-        features = model.backbone(images)
-    encoding = team.gather(model.method.encode(features.float() if features.dtype == torch.bfloat16 else features))
+    encoding = team.gather(model.from_features(step_features(model, pack, numbers, config, step, team)))
     support, query = encoding.take(slice(len(episode.support))), encoding.take(slice(len(episode.support), None))
     labels, targets = (
         torch.from_numpy(each).to(model.device) for each in (episode.support_labels, episode.query_labels)
@@ -202,9 +206,29 @@ def train_step(
     return figures | model.method.monitor(query, support, labels, targets)
 
 
-def augmented(pack: Pack, numbers: np.ndarray, config: TrainingConfig, step: int, team: Team) -> Tensor:
-    """A step's images; all that is drawn, here and by DropBlock later, depends on (seed, step) alone."""
+def step_features(
+    model: Model, pack: Pack, numbers: np.ndarray, config: TrainingConfig, step: int, team: Team
+) -> Tensor:
+    """The feature maps of this process's share of a step's images: of a cache, or through the backbone."""
+    share = team.share(len(numbers))
+    if isinstance(pack, FeaturePack):
+        seed_step(config, step, team)
+        views = pack.draw_views(len(numbers), seed=config.seed, step=step)
+        return pack.maps(numbers[share], views[share]).to(model.device)
+    images = augmented(pack, numbers, config, step, team)[share].to(model.device)
+    with autocast(model.device, config.precision):
+        features = model.backbone(images)
+    return features.float() if features.dtype == torch.bfloat16 else features
+
+
+def seed_step(config: TrainingConfig, step: int, team: Team) -> None:
+    """All that is drawn in a step, by DropBlock for example, depends on (seed, step) alone."""
     torch.manual_seed((config.seed * 1_000_003 + step + (team.rank << 40)) % (1 << 63))
+
+
+def augmented(pack: Pack, numbers: np.ndarray, config: TrainingConfig, step: int, team: Team) -> Tensor:
+    """A step's images, augmented as (seed, step) draws."""
+    seed_step(config, step, team)
     pixels = pack.pixels(numbers, margin=config.augmentation.margin)
     return augment(pixels, config.augmentation, size=pack.size, seed=config.seed, step=step)
 
