@@ -39,6 +39,7 @@ ifneq ($(DATA),)
 	$(BIN)/python benchmarks/loading.py --pack build/cub --source $(DATA)/CUB_200_2011.tgz --photos $(DATA)/cub_raw_val.tgz
 	$(BIN)/python benchmarks/allocator.py --data build/cub
 	$(BIN)/python benchmarks/evaluation.py --data build/cub
+	$(BIN)/python benchmarks/training.py --data build/cub
 endif
 
 clean:

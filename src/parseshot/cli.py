@@ -29,6 +29,9 @@ app.add_typer(data_app, name="data")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 Data = Annotated[Path, typer.Option(help="A packed data set.")]
+Features = Annotated[
+    bool, typer.Option("--features", help="Use a frozen backbone's maps in DATA/features; they are made there once.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Split = Annotated[str, typer.Option(help="base, val or novel.")]
 ProtocolName = Annotated[
@@ -336,17 +339,21 @@ def train(
     from parseshot.data.packed import Pack
     from parseshot.engine.device import choose_device
     from parseshot.engine.run import start_run
+    from parseshot.engine.training import cached_for
     from parseshot.watch import Watch
 
     _use_threads(threads)
-    place = choose_device(device)
-    if dry_run:
-        from parseshot.engine.plan import plan
+    place, pack = choose_device(device), Pack(data)
+    with _progress("training") as update:
+        if resolved.training.cached_views is not None:
+            pack = cached_for(resolved.model, resolved.training, pack, data / "features", place, update)
+        if dry_run:
+            from parseshot.engine.plan import plan
 
-        _print_json(recipe=resolved.model_dump(mode="json"), plan=plan(resolved, Pack(data), place))
-        return
-    with _progress("training") as update, Watch(resolved, out, update, tensorboard=tensorboard) as watch:
-        summary = start_run(resolved.model, Pack(data), resolved.training, out, watch, resume=resume, device=place)
+            _print_json(recipe=resolved.model_dump(mode="json"), plan=plan(resolved, pack, place))
+            return
+        with Watch(resolved, out, update, tensorboard=tensorboard) as watch:
+            summary = start_run(resolved.model, pack, resolved.training, out, watch, resume=resume, device=place)
     if int(os.environ.get("RANK", "0")):  # under torchrun the first process speaks
         return
     print(f"{out}/best and {out}/last written after {summary['episodes_seen']} episodes, {summary['seconds']:.0f} s")
@@ -371,12 +378,16 @@ def evaluate(
         Path | None, typer.Option(help="Write an HTML report here; implies --calibrate and --open-set.")
     ] = None,
     memory: Memory = None,
+    features: Features = False,
+    device: Device = "auto",
     threads: Threads = CORES,
     as_json: Json = False,
 ) -> None:
     """Few-shot accuracy on unseen classes: mean over episodes with its 95 % intervals, by class, calibration."""
     from parseshot.data.packed import Pack
+    from parseshot.engine.device import choose_device
     from parseshot.engine.evaluation import evaluate as run
+    from parseshot.engine.features import cached
     from parseshot.engine.model import Model
     from parseshot.engine.protocol import named_protocol
     from parseshot.engine.results import evaluation_result
@@ -384,12 +395,12 @@ def evaluate(
 
     asked = named_protocol(protocol, split=split, way=way, shots=shots, queries=queries, episodes=episodes, seed=seed)
     _use_threads(threads)
-    loaded, pack = Model.from_pretrained(model), Pack(data)
+    loaded, pack = Model.from_pretrained(model).to(choose_device(device)), Pack(data)
     started = time.monotonic()
     with _progress("evaluating") as update:
         found = run(
             loaded,
-            pack,
+            cached(loaded, pack, data / "features", progress=update) if features else pack,
             asked(pack),
             calibrate=calibrate or report is not None,
             open_set=open_set or report is not None,
@@ -422,6 +433,8 @@ def compare(
         Path | None, typer.Option(help="Write an HTML report with a critical-difference plot here.")
     ] = None,
     memory: Memory = None,
+    features: Features = False,
+    device: Device = "auto",
     threads: Threads = CORES,
     as_json: Json = False,
 ) -> None:
@@ -431,7 +444,9 @@ def compare(
     if len(set(models)) < len(models):
         raise UsageError("compare was given the same model twice")
     from parseshot.data.packed import Pack
+    from parseshot.engine.device import choose_device
     from parseshot.engine.evaluation import evaluate as run
+    from parseshot.engine.features import cached
     from parseshot.engine.model import Model
     from parseshot.engine.protocol import named_protocol
     from parseshot.engine.results import comparison_result
@@ -439,10 +454,13 @@ def compare(
 
     asked = named_protocol(protocol, split=split, way=way, shots=shots, queries=queries, episodes=episodes, seed=seed)
     _use_threads(threads)
-    pack = Pack(data)
-    loaded = [Model.from_pretrained(path) for path in models]
+    pack, place = Pack(data), choose_device(device)
+    loaded = [Model.from_pretrained(path).to(place) for path in models]
+    found = []
     with _progress("comparing") as update:
-        found = [run(model, pack, asked(pack), memory=_bytes(memory), progress=update) for model in loaded]
+        for model in loaded:
+            source = cached(model, pack, data / "features", progress=update) if features else pack
+            found.append(run(model, source, asked(pack), memory=_bytes(memory), progress=update))
     result = comparison_result(models, loaded, pack, found)
     print(result.model_dump_json(indent=1) if as_json else "\n".join(comparison_lines(result)), flush=True)
     for note in result.notes:

@@ -45,13 +45,13 @@ def staging(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def only_one(lock: Path, refusal: str) -> Iterator[None]:
+def only_one(lock: Path, refusal: str, *, wait: bool = False) -> Iterator[None]:
     """Be the only process that holds a lock file; it is free when its process ends, however that ends."""
     handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if fcntl is not None:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 who = os.read(handle, 200).decode(errors="replace").strip()
                 raise DataError(f"{refusal} ({who or 'just started'})") from None

@@ -11,6 +11,7 @@ from torch import Tensor
 from parseshot.data.episodes import Episodes, check_episode, draw_episodes
 from parseshot.data.packed import Pack
 from parseshot.engine.encoding import Encoded, Progress, encode_split
+from parseshot.engine.features import FeaturePack
 from parseshot.engine.model import Model
 from parseshot.engine.protocol import PROTOCOLS, Protocol, Shots
 from parseshot.engine.statistics import (
@@ -120,6 +121,8 @@ def evaluate(
         encoded.bytes,
         encoded.on_disk,
     )
+    if isinstance(pack, FeaturePack):
+        found.notes.append("from cached feature maps, stored as float16")
     unseen = found.unseen = min(UNSEEN, len(numbers) - protocol.way) if open_set else 0
     if open_set and not unseen:
         found.notes.append(f"no open set: all {len(numbers)} classes of {protocol.split} are in every episode")

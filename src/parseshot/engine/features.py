@@ -1,12 +1,11 @@
 """A frozen backbone's feature maps of a pack, worked out once: methods then train and are evaluated in minutes.
 
-Stored are the plain view of every image and, for training, a few augmented views of the base images, as float16 in one
-memory-mapped file. Its directory is named after a fingerprint of the weights, the pack and the views.
+A directory named after the weights and the pack holds the maps of the plain images, for evaluation, and beside them
+those of augmented views of the base images, for training: float16, memory-mapped, with an index that is written last.
 """
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from parseshot.engine.model import BATCH, Model
 from parseshot.errors import DataError, UsageError
 
 SCHEMA_VERSION = 1
-INDEX, MAPS, PARTIAL = "features.json", "maps.npy", "maps.partial"
+PLAIN = "plain"
 ROWS = 64  # maps between two looks at the clock; augmentation draws by such groups, so a resumed run draws the same
 SAVED_EVERY = 20.0  # seconds
 Progress = Callable[[int, int, str], None]  # (done, total, of what)
@@ -33,27 +32,30 @@ Progress = Callable[[int, int, str], None]  # (done, total, of what)
 class FeaturePack(Pack):
     """A pack whose images have been through the backbone already. Everything else is the pack's own."""
 
-    def __init__(self, pack: Path | str, folder: Path) -> None:
+    def __init__(self, pack: Path | str, folder: Path, views: str | None = None) -> None:
         super().__init__(pack)
-        index = _read_index(folder)
-        self.folder, self.views = folder, int(index["views"])
-        self.first_view = np.full(len(self), -1)  # image → its row among the base images
+        self.plain = _open(folder, PLAIN)  # [n, G, G, C]
+        self.others = None if views is None else _open(folder, views)  # [V · base images, G, G, C]
         base = base_images(self)
-        self.first_view[base] = np.arange(len(base))
-        self.maps_file = _open_maps(folder / MAPS, index["shape"])
+        self.views = 0 if self.others is None else len(self.others) // len(base)
         self.base = len(base)
+        self.place = np.full(len(self), -1)  # image → where it is among the base images
+        self.place[base] = np.arange(len(base))
 
-    def rows(self, numbers: np.ndarray, views: np.ndarray) -> np.ndarray:
-        """Where the maps of these images in these views lie."""
-        places = self.first_view[numbers]
-        if (views > 0).any() and (places[views > 0] < 0).any():
-            raise UsageError("only base images have augmented views")
-        return np.where(views > 0, len(self) + (views - 1) * self.base + places, numbers)
-
-    def maps(self, numbers: np.ndarray, views: np.ndarray | int = 0) -> Tensor:
-        """Feature maps [B, C, G, G] of images, channels_last in memory; view 0 is the plain image."""
-        rows = self.rows(np.asarray(numbers), np.broadcast_to(views, len(numbers)))
-        return torch.from_numpy(self.maps_file[rows]).permute(0, 3, 1, 2).float()
+    def maps(self, numbers: np.ndarray, views: np.ndarray | None = None) -> Tensor:
+        """Feature maps [B, C, G, G] of images, channels_last in memory; plain, or in a view each: 0 is plain."""
+        numbers = np.asarray(numbers)
+        if views is None or not views.any():
+            found = self.plain[numbers]
+        else:
+            assert self.others is not None
+            places = self.place[numbers]
+            if (places[views > 0] < 0).any():
+                raise UsageError("only base images have augmented views")
+            found = np.empty((len(numbers), *self.plain.shape[1:]), dtype=np.float16)
+            found[views == 0] = self.plain[numbers[views == 0]]
+            found[views > 0] = self.others[((views - 1) * self.base + places)[views > 0]]
+        return torch.from_numpy(found).permute(0, 3, 1, 2).float()
 
     def draw_views(self, count: int, *, seed: int, step: int) -> np.ndarray:
         """A view for each of a training step's images."""
@@ -78,47 +80,78 @@ def cached(
         raise UsageError(f"backbone {model.config.backbone} is trained; only a frozen one's features can be kept")
     if pack.size != model.config.image_size:
         raise DataError(f"{pack.path} holds images of {pack.size} px, the model wants {model.config.image_size} px")
-    augmentation = augmentation or Augmentation()
-    key = {
+    weights = digest(model.backbone.state_dict())
+    target = Path(folder) / f"{model.config.backbone}-{_short(weights, pack.fingerprint)}"
+    about = {
         "schema_version": SCHEMA_VERSION,
         "backbone": model.config.backbone,
-        "weights": digest(model.backbone.state_dict()),
-        "pack": pack.fingerprint,
-        "views": views,
-        "augmentation": augmentation.model_dump(mode="json") if views > 1 else None,
+        "backbone_options": model.config.backbone_options,
+        "weights": weights,
+        "pack": pack.record(),
     }
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    target = Path(folder) / name
-    if not (target / INDEX).exists():
-        target.mkdir(parents=True, exist_ok=True)
-        with only_one(target / ".lock", f"{target}: another process is making these features"):
-            if not (target / INDEX).exists():
-                _make(model, pack, target, key, augmentation, progress)
-    return FeaturePack(pack.path, target)
+    _ensure(model, pack, target, PLAIN, [(0, np.arange(len(pack)))], Augmentation(), about, progress)
+    if not views:
+        return FeaturePack(pack.path, target)
+    augmentation = augmentation or Augmentation()
+    drawn = augmentation.model_dump_json() if views > 1 else ""
+    name = f"views-{_short(str(views), drawn)}"
+    groups = [(view, base_images(pack)) for view in range(1, views + 1)]
+    about |= {"views": views, "augmentation": augmentation.model_dump(mode="json")}
+    _ensure(model, pack, target, name, groups, augmentation, about, progress)
+    return FeaturePack(pack.path, target, name)
+
+
+def _short(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+
+
+def _ensure(
+    model: Model,
+    pack: Pack,
+    target: Path,
+    name: str,
+    jobs: list[tuple[int, np.ndarray]],
+    augmentation: Augmentation,
+    about: dict[str, Any],
+    progress: Progress | None,
+) -> None:
+    """Make the maps of these images in these views, unless they are there or another process is just making them."""
+    if (target / f"{name}.json").exists():
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    with only_one(target / ".lock", f"{target}: another process is at work here", wait=True):
+        if not (target / f"{name}.json").exists():
+            shape = (sum(len(images) for _, images in jobs), model.grid, model.grid, model.backbone.out_channels)
+            file = target / f"{name}.partial"
+            _fill(model, pack, file, shape, jobs, augmentation, progress)
+            file.replace(target / f"{name}.maps")
+            text = json.dumps({**about, "shape": shape}, indent=1) + "\n"
+            replace_file(target / f"{name}.json", text.encode())
+            file.with_suffix(".done").unlink(missing_ok=True)
 
 
 @torch.inference_mode()
-def _make(
-    model: Model, pack: Pack, target: Path, key: dict[str, Any], augmentation: Augmentation, progress: Progress | None
+def _fill(
+    model: Model,
+    pack: Pack,
+    file: Path,
+    shape: tuple[int, ...],
+    jobs: list[tuple[int, np.ndarray]],
+    augmentation: Augmentation,
+    progress: Progress | None,
 ) -> None:
     model.eval()
-    jobs = [(0, np.arange(len(pack)))] + [(view, base_images(pack)) for view in range(1, key["views"] + 1)]
-    groups = [
-        (view, start, images[start : start + ROWS]) for view, images in jobs for start in range(0, len(images), ROWS)
-    ]
-    total = sum(len(images) for _, images in jobs)
-    size, channels = model.grid, model.backbone.out_channels
-    shape = (total, size, size, channels)
-    file = target / PARTIAL
-    done = _done_before(target, file, shape)
+    done = _done_before(file, shape)
     if done == 0:
         with file.open("wb") as stream:
             reserve(stream.fileno(), int(np.prod(shape)) * 2, str(file))
     store = np.memmap(file, dtype=np.float16, mode="r+", shape=shape)
     row, saved = 0, time.monotonic()
-    for view, start, images in groups:
+    for view, at, images in [
+        (view, at, whole[at : at + ROWS]) for view, whole in jobs for at in range(0, len(whole), ROWS)
+    ]:
         if row >= done:
-            pixels = _view(pack, images, view, start, augmentation)
+            pixels = _view(pack, images, view, at, augmentation)
             maps = [
                 model.backbone(part.to(model.device).contiguous(memory_format=torch.channels_last))
                 for part in pixels.split(BATCH)
@@ -129,33 +162,30 @@ def _make(
             store[row : row + len(images)] = found
             if time.monotonic() - saved > SAVED_EVERY:
                 store.flush()
-                replace_file(target / "progress.json", json.dumps({"shape": shape, "done": row + len(images)}).encode())
+                told = {"shape": shape, "done": row + len(images)}
+                replace_file(file.with_suffix(".done"), json.dumps(told).encode())
                 saved = time.monotonic()
         row += len(images)
         if progress:
-            progress(row, total, "features")
+            progress(row, shape[0], "features")
     store.flush()
     del store
     sync(file)
-    os.replace(file, target / MAPS)
-    index = {**key, "shape": shape, "pack_name": pack.name, "backbone_options": model.config.backbone_options}
-    replace_file(target / INDEX, (json.dumps(index, indent=1) + "\n").encode())
-    (target / "progress.json").unlink(missing_ok=True)
 
 
-def _view(pack: Pack, images: np.ndarray, view: int, start: int, augmentation: Augmentation) -> Tensor:
+def _view(pack: Pack, images: np.ndarray, view: int, at: int, augmentation: Augmentation) -> Tensor:
     """Pixels of a view, uint8 [B, 3, H, W]: 0 plain, 1 its mirror image, the others drawn like training's."""
     if view > 1:
         pixels = pack.pixels(images, margin=augmentation.margin)
-        return augment(pixels, augmentation, size=pack.size, seed=view, step=start)
+        return augment(pixels, augmentation, size=pack.size, seed=view, step=at)
     plain = torch.from_numpy(pack.pixels(images)).permute(0, 3, 1, 2)
     return plain.flip(-1) if view else plain
 
 
-def _done_before(target: Path, file: Path, shape: tuple[int, ...]) -> int:
+def _done_before(file: Path, shape: tuple[int, ...]) -> int:
     """Rows that an earlier try has written for certain."""
     try:
-        told = json.loads((target / "progress.json").read_text(encoding="utf-8"))
+        told = json.loads(file.with_suffix(".done").read_text(encoding="utf-8"))
         if tuple(told["shape"]) == shape and file.stat().st_size == int(np.prod(shape)) * 2:
             return int(told["done"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -163,20 +193,12 @@ def _done_before(target: Path, file: Path, shape: tuple[int, ...]) -> int:
     return 0
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def _open(folder: Path, name: str) -> np.ndarray:
+    file = folder / f"{name}.maps"
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        if index["schema_version"] == SCHEMA_VERSION:
-            return dict(index)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise DataError(f"{folder} does not hold features of this parseshot; remove it, they are made again")
-
-
-def _open_maps(file: Path, shape: list[int]) -> np.ndarray:
-    try:
-        if file.stat().st_size != int(np.prod(shape)) * 2:
-            raise OSError("it has another size than its index says")
-        return np.memmap(file, dtype=np.float16, mode="r", shape=tuple(shape))
-    except OSError as error:
-        raise DataError(f"{file} cannot be used ({error}); remove {file.parent}, it is made again") from None
+        index = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        if index["schema_version"] != SCHEMA_VERSION or file.stat().st_size != int(np.prod(index["shape"])) * 2:
+            raise ValueError("it is not what its index says")
+        return np.memmap(file, dtype=np.float16, mode="r", shape=tuple(index["shape"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file} cannot be used ({error}); remove {folder}, it is made again") from None

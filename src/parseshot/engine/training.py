@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +19,9 @@ from parseshot.data.episodes import Episode, draw_episode
 from parseshot.data.packed import Pack
 from parseshot.engine.device import autocast
 from parseshot.engine.distributed import ALONE, Team
-from parseshot.engine.features import FeaturePack
-from parseshot.engine.model import Model
-from parseshot.errors import ModelError
+from parseshot.engine.features import FeaturePack, Progress, cached
+from parseshot.engine.model import Model, ModelConfig
+from parseshot.errors import ModelError, UsageError
 from parseshot.methods import Encoding
 
 ADVICE = (
@@ -157,6 +158,23 @@ class PretrainingStage(Stage):
         _descend(self.module, optimiser, ce, step, self.team)
         right = (scores.detach().argmax(1) == targets).float().mean()
         return {"ce": float(ce_of_all), "accuracy": float(self.team.mean(right))}
+
+
+def cached_for(
+    model: ModelConfig,
+    config: TrainingConfig,
+    pack: Pack,
+    folder: Path,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> FeaturePack:
+    """The pack with the feature maps that a recipe trains on."""
+    if config.pretraining:
+        raise UsageError("training.pretraining trains the backbone, training.cached_views needs it frozen; drop one")
+    torch.manual_seed(config.seed)  # as a run builds it: a backbone may be random and frozen
+    whole = Model(model).to(device)
+    views = config.cached_views or 0
+    return cached(whole, pack, folder, views=views, augmentation=config.augmentation, progress=progress)
 
 
 def draw(
