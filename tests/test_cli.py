@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from parseshot.data.packed import Pack
-from parseshot.demo import shipped_model
 
 
 def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -44,7 +43,7 @@ def test_demo_species_were_never_trained_on() -> None:
     from parseshot.demo import unseen_species
     from parseshot.engine.model import Model
 
-    model = Model.from_pretrained(shipped_model())
+    model = Model.from_pretrained("birds-conv4")
     guide = model.provenance["data"]
     trained = {one.looks for one in make_species(guide["species"], seed=guide["seed"])}
     for seed in range(20):
@@ -156,7 +155,7 @@ def test_dry_run_prints_the_whole_recipe_and_what_it_will_cost(birds: Pack, tmp_
         (["train", "birds-dop", "--data", "x", "--out", "y", "--set", "training.lrr=1"], 2, "did you mean lr"),
         (["train", "birds-dop", "--data", "x", "--out", "y", "--set", "nonsense"], 2, "section.key=value"),
         (["train", "birds-dop", "--data", "missing", "--out", "y"], 3, "not a prepared data set"),
-        (["evaluate", "missing", "--data", "x"], 4, "not a model directory"),
+        (["evaluate", "missing", "--data", "x"], 4, "neither a directory nor one of"),
         (["evaluate", "missing", "--data", "x", "--shots", "one"], 2, "--shots 'one'"),
         (["evaluate", "missing", "--data", "x", "--way", "1"], 2, "--way '1' is neither a number from 2 nor all"),
         (["evaluate", "missing", "--data", "x", "--protocol", "mine"], 2, "there are paper, frn"),
@@ -189,7 +188,7 @@ def test_parse_draws_and_goes_on_after_a_bad_file(birds: Pack, tmp_path: Path) -
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "bird.jpg").read_bytes()[:900])
     Image.new("RGB", (4, 400)).save(tmp_path / "thin.png")
     names = ["bird.jpg", "empty.jpg", "text.jpg", "cut.jpg", "thin.png", "missing.jpg", "turned.png"]
-    result = run("parse", shipped_model(), *(tmp_path / name for name in names), "--out", tmp_path / "out")
+    result = run("parse", "birds-conv4", *(tmp_path / name for name in names), "--out", tmp_path / "out")
     assert result.returncode == 1, result.stderr
     document = json.loads((tmp_path / "out/parts.json").read_text())
     rows = {Path(row["image"]).name: row for row in document["images"]}

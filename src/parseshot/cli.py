@@ -363,7 +363,7 @@ def train(
 
 @app.command()
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    model: Annotated[Path, typer.Argument(help="A model directory, or a model that ships: default.")],
     data: Data,
     protocol: ProtocolName = "paper",
     split: Split = "novel",
@@ -420,7 +420,7 @@ def evaluate(
 
 @app.command()
 def compare(
-    models: Annotated[list[Path], typer.Argument(help="Model directories, two or more.")],
+    models: Annotated[list[Path], typer.Argument(help="Model directories or names, two or more.")],
     data: Data,
     protocol: ProtocolName = "paper",
     split: Split = "novel",
@@ -478,7 +478,7 @@ def _bytes(gigabytes: float | None) -> int | None:
 
 @app.command()
 def parse(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    model: Annotated[Path, typer.Argument(help="A model directory, or a model that ships: default.")],
     images: Annotated[list[Path], typer.Argument(help="Pictures.")],
     out: Annotated[Path, typer.Option(help="Where the drawings and parts.json go.")],
     threads: Threads = CORES,
@@ -498,7 +498,7 @@ def parse(
 
 @app.command("part-quality")
 def part_quality(
-    model: Annotated[Path, typer.Argument(help="A model directory.")],
+    model: Annotated[Path, typer.Argument(help="A model directory, or a model that ships: default.")],
     data: Annotated[Path, typer.Option(help="A packed data set with annotated positions.")],
     threads: Threads = CORES,
     as_json: Json = False,

@@ -5,7 +5,6 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,14 @@ from parseshot import __version__
 from parseshot.data.names import printable
 from parseshot.data.photo import open_photo, to_square
 from parseshot.data.synthetic import Species, draw_many, make_species
-from parseshot.engine.model import Model
+from parseshot.engine.model import Model, shipped_models
 from parseshot.errors import DataError
 from parseshot.figures import draw_parts
 from parseshot.recognition.explain import accuracy, explain, find_parts
 from parseshot.report import Report, ReportQuery, write_report
 
 CLASSES, SHOTS, QUERIES = 5, 5, 15  # species, enrolled and asked pictures of each
+MODEL = "birds-conv4"  # ships with the package
 GUIDE = 1_000_003  # the seed of the demo's field guides starts here, far from those used for training
 
 Progress = Callable[[int, int], None]
@@ -40,11 +40,6 @@ class DemoResult:
     report: Path
 
 
-def shipped_model(name: str = "birds-conv4") -> Path:
-    """The directory of a model that comes with the package."""
-    return Path(str(resources.files("parseshot") / "models" / name))
-
-
 def to_tensor(images: np.ndarray) -> Tensor:
     """uint8 [n, H, W, 3] → float [n, 3, H, W] in [0, 1]."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
@@ -53,7 +48,7 @@ def to_tensor(images: np.ndarray) -> Tensor:
 def run_demo(out: Path | str, *, seed: int = 1, progress: Progress | None = None) -> DemoResult:
     """Enrol five unseen species from five drawings each, recognise 75 others, write report.html into `out`."""
     started = time.perf_counter()
-    model = Model.from_pretrained(shipped_model())
+    model = Model.from_pretrained(MODEL)
     species = unseen_species(model, seed)
     total = CLASSES * (SHOTS + QUERIES)
     images, labels, *_ = draw_many(
@@ -170,10 +165,10 @@ def run_checks() -> dict[str, str]:
         "numpy": np.__version__,
         "threads": str(torch.get_num_threads()),
         "accelerator": "cuda" if torch.cuda.is_available() else "none (not needed)",
-        "shipped model": str(shipped_model()),
+        "shipped models": ", ".join(shipped_models()),
     }
     try:
-        model = Model.from_pretrained(shipped_model())
+        model = Model.from_pretrained(MODEL)
         picture = draw_many(make_species(1), 1, size=model.config.image_size)[0]
         first, second = (model.encode(to_tensor(picture)) for _ in range(2))
         same = all(torch.equal(first[name], second[name]) and first[name].isfinite().all() for name in first)

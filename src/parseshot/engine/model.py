@@ -1,6 +1,7 @@
 """A backbone and a method, composed: images in, encodings out; saved as a directory of JSON and safetensors."""
 
 import hashlib
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from parseshot.methods import Encoding, build_method
 
 BATCH = 8  # images a forward pass; always the same, so that the same command gives the same digits
 TOGETHER = 64  # feature maps the method takes at once
+
+
+def shipped_models() -> dict[str, Path]:
+    """The models that come with the package, by name."""
+    folder = Path(str(resources.files("parseshot") / "models"))
+    return {one.name: one for one in sorted(folder.iterdir()) if (one / checkpoint.CONFIG).is_file()}
 
 
 class ModelConfig(Config):
@@ -117,12 +124,20 @@ class Model(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path: Path | str) -> "Model":
-        """Read what `save_pretrained` wrote. Nothing is unpickled, every tensor's name and shape is checked."""
+        """Read what `save_pretrained` wrote, or a model that ships, by its name ("default").
+
+        Nothing is unpickled, every tensor's name and shape is checked.
+        """
+        shipped = shipped_models()
+        if not Path(path).is_dir() and str(path) in shipped:
+            path = shipped[str(path)]
+        elif not Path(path).exists():
+            raise ModelError(f"no model {path}: neither a directory nor one of {', '.join(shipped)}")
         weights, config, provenance, elsewhere = checkpoint.load(path)
         model = cls(read_config(ModelConfig, config, source=f"{Path(path) / checkpoint.CONFIG}: model"))
         if elsewhere is not None and elsewhere != model.backbone.source:
             raise ModelError(f"{path} belongs to the weights {elsewhere}; here are those of {model.backbone.source}")
-        checkpoint.check_weights(path, weights, model.own_state())
+        checkpoint.check_weights(path, weights, model.own_state() if elsewhere else model.state_dict())
         model.load_state_dict(weights, strict=False)  # each name was checked; what is not there came with the backbone
         model.provenance = provenance
         return model.eval()
