@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATA := $(firstword $(PARSESHOT_DATA) $(wildcard ../shared/data))
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench results-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test    the whole test suite, and make check"
 	@echo "make check   ruff, codespell and mypy"
 	@echo "make bench   the speed claims, each measured in one run"
+	@echo "make results-check   the printed accuracies, from the shipped models again"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +42,9 @@ ifneq ($(DATA),)
 	$(BIN)/python benchmarks/evaluation.py --data build/cub
 	$(BIN)/python benchmarks/training.py --data build/cub
 endif
+
+results-check: $(READY)
+	PARSESHOT_DATA="$(abspath $(DATA))" $(BIN)/python benchmarks/results_check.py
 
 clean:
 	rm -rf $(VENV) demo build dist

@@ -113,7 +113,7 @@ class Model(nn.Module):
 
     def fingerprint(self) -> str:
         """Of the weights and of the configuration they belong to."""
-        text = self.config.model_dump_json() + digest(self.state_dict())
+        text = self.config.model_dump_json(exclude_none=True) + digest(self.state_dict())
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def save_pretrained(self, path: Path | str) -> None:

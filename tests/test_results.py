@@ -1,0 +1,48 @@
+"""docs/results.json and docs/results.md say the same; the check of `make results-check` notices what is off."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from parseshot.engine.model import Model, shipped_models
+
+ROOT = Path(__file__).resolve().parent.parent
+TOLD = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
+TEXT = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def checker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("results_check", ROOT / "benchmarks" / "results_check.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("row", TOLD["rows"], ids=lambda row: f"{row['model']}-{row['protocol']}-{row['shots']}")
+def test_every_row_is_printed_and_has_its_model_and_data(row: dict, checker: ModuleType) -> None:
+    assert checker.check(row, (row["accuracy"], row["interval_95"]), TEXT) == []
+    assert row["data"] in TOLD["data"]
+    assert row["model"] in shipped_models() or (ROOT / row["model"] / "config.json").is_file()
+
+
+def test_every_shipped_model_loads_is_small_and_has_a_row() -> None:
+    assert shipped_models()
+    for name, folder in shipped_models().items():
+        Model.from_pretrained(name)
+        assert (folder / "model.safetensors").stat().st_size < 5e6
+        assert name in {row["model"] for row in TOLD["rows"]}
+
+
+def test_what_is_off_is_named(checker: ModuleType) -> None:
+    row = TOLD["rows"][0]
+    right = row["accuracy"], row["interval_95"]
+    assert checker.check(row, (right[0] + 0.01, right[1]), TEXT) == []
+    assert "accuracy is" in checker.check(row, (right[0] + 0.03, right[1]), TEXT)[0]
+    assert "interval_95 is" in checker.check(row, (right[0], right[1] - 0.03), TEXT)[0]
+    assert "does not print" in checker.check({**row, "accuracy": right[0] + 0.01}, right, TEXT)[0]
