@@ -6,9 +6,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -22,6 +23,7 @@ from parseshot.engine.state import (
     METRICS,
     STATE,
     Reached,
+    Saved,
     is_left_over,
     keep_metrics,
     only_run,
@@ -89,47 +91,75 @@ def train(
             keep_metrics(out, reached)
         if reached.stage == EpisodeStage.name and reached.step >= config.episodes and (out / "last").is_dir():
             return dict(Model.from_pretrained(out / "last").provenance)
-        begun = time.perf_counter() - reached.seconds
         with (out / METRICS if team.first else Path(os.devnull)).open("a", encoding="utf-8") as metrics:
-            for stage in _stages(model, pack, config, team, reached.stage):
-                optimiser = torch.optim.Adam(
-                    stage.module.parameters(), lr=stage.schedule.lr, weight_decay=stage.schedule.weight_decay
-                )
-                if saved and stage.name == reached.stage:
-                    saved.restore(stage.module, optimiser)
-                else:
-                    reached = Reached(stage=stage.name)
-                    stage.begin()
-                written = time.perf_counter()
-                while reached.step < stage.steps:
-                    figures = _one_step(stage, optimiser, reached.step)
-                    asked = team.any(stop.asked)
-                    reached.step, reached.seconds = reached.step + 1, time.perf_counter() - begun
-                    figures |= {"step": reached.step, "seconds": round(reached.seconds, 3)}
-                    last = reached.step == stage.steps
-                    if stage.name == EpisodeStage.name and (last or reached.step % config.validate_every == 0):
-                        figures["val"] = _validate(model, pack, config, reached, out, team, last=last)
-                    metrics.write(json.dumps(figures) + "\n")
-                    metrics.flush()
-                    due = last or "val" in figures or asked or time.perf_counter() - written > SAVE_SECONDS
-                    if due and team.first:
-                        save_state(out, stage.module, optimiser, reached, recipe)
-                        written = time.perf_counter()
-                    if report and team.first:
-                        report(figures)
-                    if asked and not (last and stage.name == EpisodeStage.name):
-                        raise Stopped(
-                            f"stopped after step {reached.step} of {stage.steps}"
-                            f"{' of pretraining' if stage.name != EpisodeStage.name else ''}; go on with --resume"
-                        )
+            run = _Run(model, pack, config, out, team, recipe, stop, metrics, report, reached)
+            if config.pretraining and reached.stage != EpisodeStage.name:
+                run.through(PretrainingStage(model, pack, config, team), saved)
+            run.through(EpisodeStage(model, pack, config, team), saved)
         return model.provenance
 
 
-def _stages(model: Model, pack: Pack, config: TrainingConfig, team: Team, reached: str) -> Iterator[Stage]:
-    """The stages that are left."""
-    if config.pretraining and reached != EpisodeStage.name:
-        yield PretrainingStage(model, pack, config, team)
-    yield EpisodeStage(model, pack, config, team)
+@dataclass
+class _Run:
+    """A run under way."""
+
+    model: Model
+    pack: Pack
+    config: TrainingConfig
+    out: Path
+    team: Team
+    recipe: dict[str, Any]
+    stop: "Stop"
+    metrics: TextIO
+    report: Report | None
+    reached: Reached
+
+    def __post_init__(self) -> None:
+        self.begun = time.perf_counter() - self.reached.seconds
+
+    def through(self, stage: Stage, saved: Saved | None) -> None:
+        """All steps of a stage that are left."""
+        schedule = stage.schedule
+        optimiser = torch.optim.Adam(stage.module.parameters(), lr=schedule.lr, weight_decay=schedule.weight_decay)
+        if saved and stage.name == saved.reached.stage:
+            saved.restore(stage.module, optimiser)
+        else:
+            self.reached = Reached(stage=stage.name)
+            stage.begin()
+        reached, written = self.reached, time.perf_counter()
+        while reached.step < stage.steps:
+            figures = _one_step(stage, optimiser, reached.step)
+            asked = self.team.any(self.stop.asked)
+            reached.step, reached.seconds = reached.step + 1, time.perf_counter() - self.begun
+            figures |= {"step": reached.step, "seconds": round(reached.seconds, 3)}
+            last = reached.step == stage.steps
+            if stage.name == EpisodeStage.name and (last or reached.step % self.config.validate_every == 0):
+                figures["val"] = self.validate(last=last)
+            if self.team.first:
+                self.metrics.write(json.dumps(figures) + "\n")
+                self.metrics.flush()
+                if last or "val" in figures or asked or time.perf_counter() - written > SAVE_SECONDS:
+                    save_state(self.out, stage.module, optimiser, reached, self.recipe)
+                    written = time.perf_counter()
+                if self.report:
+                    self.report(figures)
+            if asked and not (last and stage.name == EpisodeStage.name):
+                where = "" if stage.name == EpisodeStage.name else f" of {stage.name}"
+                raise Stopped(f"stopped after step {reached.step} of {stage.steps}{where}; go on with --resume")
+
+    def validate(self, *, last: bool) -> float:
+        """Accuracy on the val classes; keeps the weights if they are the best so far, or the last."""
+        model, reached, first = self.model, self.reached, self.team.first
+        mine = validation_accuracy(model, self.pack, self.config.validation_episodes).mean if first else 0.0
+        val = self.team.from_first(mine)
+        model.provenance = provenance(self.pack, self.config, reached.step, val, reached.seconds)
+        if reached.best is None or val > reached.best:
+            reached.best = val
+            if first:
+                model.save_pretrained(self.out / "best")
+        if last and first:
+            model.save_pretrained(self.out / "last")
+        return val
 
 
 def _one_step(stage: Stage, optimiser: torch.optim.Optimizer, step: int) -> dict[str, Any]:
@@ -145,21 +175,6 @@ def _one_step(stage: Stage, optimiser: torch.optim.Optimizer, step: int) -> dict
             "fewer (training.way, queries or shots), or share them out over several machines with torchrun"
         ) from None
     return figures if stage.name == EpisodeStage.name else {"stage": stage.name} | figures
-
-
-def _validate(
-    model: Model, pack: Pack, config: TrainingConfig, reached: Reached, out: Path, team: Team, *, last: bool
-) -> float:
-    """Accuracy on the val classes; keeps the weights if they are the best so far, or the last."""
-    val = team.from_first(validation_accuracy(model, pack, config.validation_episodes).mean if team.first else 0.0)
-    model.provenance = provenance(pack, config, reached.step, val, reached.seconds)
-    if reached.best is None or val > reached.best:
-        reached.best = val
-        if team.first:
-            model.save_pretrained(out / "best")
-    if last and team.first:
-        model.save_pretrained(out / "last")
-    return val
 
 
 def is_ours(name: str) -> bool:
