@@ -363,7 +363,9 @@ def train(
 
 @app.command()
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A model directory, or a model that ships: default.")],
+    model: Annotated[
+        Path, typer.Argument(help="A model directory, or the name of a model that ships (birds-conv4, cub-conv4).")
+    ],
     data: Data,
     protocol: ProtocolName = "paper",
     split: Split = "novel",
@@ -478,7 +480,9 @@ def _bytes(gigabytes: float | None) -> int | None:
 
 @app.command()
 def parse(
-    model: Annotated[Path, typer.Argument(help="A model directory, or a model that ships: default.")],
+    model: Annotated[
+        Path, typer.Argument(help="A model directory, or the name of a model that ships (birds-conv4, cub-conv4).")
+    ],
     images: Annotated[list[Path], typer.Argument(help="Pictures.")],
     out: Annotated[Path, typer.Option(help="Where the drawings and parts.json go.")],
     threads: Threads = CORES,
@@ -498,7 +502,9 @@ def parse(
 
 @app.command("part-quality")
 def part_quality(
-    model: Annotated[Path, typer.Argument(help="A model directory, or a model that ships: default.")],
+    model: Annotated[
+        Path, typer.Argument(help="A model directory, or the name of a model that ships (birds-conv4, cub-conv4).")
+    ],
     data: Annotated[Path, typer.Option(help="A packed data set with annotated positions.")],
     threads: Threads = CORES,
     as_json: Json = False,
