@@ -1,5 +1,6 @@
 """What one sees of a training run while it goes: a line of figures, the page with its curves, TensorBoard."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -7,7 +8,8 @@ from typing import Any
 
 from parseshot.engine.recipe import Recipe
 from parseshot.engine.run import BOARD, REPORT
-from parseshot.errors import UsageError
+from parseshot.engine.training import EpisodeStage
+from parseshot.errors import ParseshotError, UsageError
 from parseshot.training_report import write_training
 
 Update = Callable[[int, int, str], None]  # (done, total, figures)
@@ -20,23 +22,25 @@ class Watch:
     def __init__(self, recipe: Recipe, out: Path, update: Update, *, tensorboard: bool = False) -> None:
         self.recipe, self.out, self.update = recipe, out, update
         self.started = False
-        self.board: Any = _summary_writer() if tensorboard else None  # a class until the first step
+        self.writer: Any = _summary_writer() if tensorboard else None
+        self.boards: dict[str, Any] = {}  # one a stage: both count their steps from 1
 
     def __enter__(self) -> "Watch":
         return self
 
     def __call__(self, figures: dict[str, Any]) -> None:
-        if self.board is not None and not self.started:
-            self.board = self.board(str(self.out / BOARD), purge_step=int(figures["step"]))
         self.started = True
         step, stage = int(figures["step"]), str(figures.get("stage", ""))
         training = self.recipe.training
         total = training.pretraining.steps if stage and training.pretraining else training.episodes
         shown = {name: value for name, value in figures.items() if name not in NOT_SHOWN}
         self.update(step, total, " ".join([stage, *(f"{name} {value:.3f}" for name, value in shown.items())]).strip())
-        if self.board is not None:
+        if self.writer is not None:
+            where = stage or EpisodeStage.name
+            if where not in self.boards:
+                self.boards[where] = self.writer(str(self.out / BOARD / where), purge_step=step)
             for name, value in shown.items():
-                self.board.add_scalar(f"{stage or 'episodes'}/{name}", value, step)
+                self.boards[where].add_scalar(name, value, step)
         if "val" in figures:
             self.write()
 
@@ -44,11 +48,11 @@ class Watch:
         write_training(self.out, recipe=self.recipe.model_dump(mode="json"), path=self.out / REPORT)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if not self.started:
-            return
-        self.write()
-        if self.board is not None:
-            self.board.close()
+        for board in self.boards.values():
+            board.close()
+        if self.started:
+            with contextlib.suppress(ParseshotError) if error else contextlib.nullcontext():
+                self.write()  # where the disk is full, what stopped the run is what to say
 
 
 def _summary_writer() -> Any:

@@ -87,6 +87,23 @@ def test_views_are_plain_mirrored_and_distorted(birds: Pack, model: Model, tmp_p
         pack.maps(next(iter(novel.values()))[:1], np.array([1]))
 
 
+def test_without_flips_there_is_no_mirrored_view(birds: Pack, model: Model, tmp_path: Path) -> None:
+    images = base_images(birds)[:3]
+    with torch.inference_mode():
+        mirrored = model.backbone(birds.load(images).flip(-1))
+    for flip in (True, False):
+        pack = cached(model, birds, tmp_path, views=1, augmentation=VIEWS.model_copy(update={"flip": flip}))
+        found = pack.maps(images, np.ones(3, dtype=int))
+        assert torch.allclose(found, mirrored, rtol=1e-3, atol=1e-3) == flip
+
+
+def test_a_run_says_which_features_it_wants(birds: Pack, model: Model, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"training\.cached_views is 3, the pack has None"):
+        start_run(KIND, birds, SHORT, tmp_path / "run")
+    with pytest.raises(UsageError, match=r"training\.cached_views is 3, the pack has 1"):
+        start_run(KIND, cached(model, birds, tmp_path / "maps", views=1), SHORT, tmp_path / "run")
+
+
 def test_drawn_views_are_a_function_of_seed_and_step(birds: Pack, model: Model, tmp_path: Path) -> None:
     pack = cached(model, birds, tmp_path, views=3)
     first = pack.draw_views(400, seed=1, step=2)

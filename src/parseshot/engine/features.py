@@ -93,7 +93,7 @@ def cached(
     if not views:
         return FeaturePack(pack.path, target)
     augmentation = augmentation or Augmentation()
-    drawn = augmentation.model_dump_json() if views > 1 else ""
+    drawn = "" if views == 1 and augmentation.flip else augmentation.model_dump_json()  # the mirror image is not drawn
     name = f"views-{_short(str(views), drawn)}"
     groups = [(view, base_images(pack)) for view in range(1, views + 1)]
     about |= {"views": views, "augmentation": augmentation.model_dump(mode="json")}
@@ -174,8 +174,8 @@ def _fill(
 
 
 def _view(pack: Pack, images: np.ndarray, view: int, at: int, augmentation: Augmentation) -> Tensor:
-    """Pixels of a view, uint8 [B, 3, H, W]: 0 plain, 1 its mirror image, the others drawn like training's."""
-    if view > 1:
+    """Pixels of a view, uint8 [B, 3, H, W]: 0 plain, 1 its mirror image if flips are meant, the others as drawn."""
+    if view > 1 or (view == 1 and not augmentation.flip):
         pixels = pack.pixels(images, margin=augmentation.margin)
         return augment(pixels, augmentation, size=pack.size, seed=view, step=at)
     plain = torch.from_numpy(pack.pixels(images)).permute(0, 3, 1, 2)

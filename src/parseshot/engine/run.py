@@ -17,6 +17,7 @@ from parseshot.data.packed import Pack
 from parseshot.engine.device import is_out_of_memory
 from parseshot.engine.distributed import ALONE, Team, synchronise
 from parseshot.engine.evaluation import validation_accuracy
+from parseshot.engine.features import FeaturePack
 from parseshot.engine.model import Model, ModelConfig
 from parseshot.engine.state import (
     LOCK,
@@ -31,7 +32,7 @@ from parseshot.engine.state import (
     save_state,
 )
 from parseshot.engine.training import EpisodeStage, PretrainingStage, Stage, TrainingConfig, provenance
-from parseshot.errors import DataError, ModelError, Stopped
+from parseshot.errors import DataError, ModelError, Stopped, UsageError
 
 Report = Callable[[dict[str, Any]], None]
 SAVE_SECONDS = 60.0  # between two saves of the state
@@ -78,6 +79,9 @@ def train(
     out = Path(out)
     if pack.size != model.config.image_size:
         raise DataError(f"{pack.path} holds images of {pack.size} px, the model wants {model.config.image_size} px")
+    views = pack.views if isinstance(pack, FeaturePack) else None
+    if views != config.cached_views:
+        raise UsageError(f"training.cached_views is {config.cached_views}, the pack has {views}: see `cached_for`")
     recipe = {
         "model": model.config.model_dump(mode="json"),
         "training": config.model_dump(mode="json"),

@@ -60,9 +60,7 @@ class TrainingConfig(Schedule):
     queries: int = Field(10, ge=1)  # of each class
     augmentation: Augmentation = Augmentation()
     pretraining: PretrainingConfig | None = None
-    cached_views: int | None = Field(
-        None, ge=0, le=64
-    )  # a frozen backbone's maps, made once: views beside the plain one
+    cached_views: int | None = Field(None, ge=0, le=64)  # train on a frozen backbone's maps: views beside the plain one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of the backbone; auto: bfloat16 where a GPU has it
     validate_every: int = Field(1_000, ge=1)
     validation_episodes: int = Field(200, ge=2)
@@ -119,7 +117,7 @@ class Classifier(nn.Module):
 
 
 class PretrainingStage(Stage):
-    """Cross-entropy over all base classes at once: many times the images an episode's gradient needs to learn as much.
+    """Cross-entropy over all base classes at once, on batches of single images.
 
     Batches run through the base images in a new order each epoch; the order is a function of the seed and the epoch.
     """
