@@ -61,8 +61,8 @@ def locate(model: Model, pack: Pack, numbers: np.ndarray) -> dict[str, np.ndarra
     parts = model.method.config.parts
     mu, peak = [], []
     for start in range(0, len(numbers), 64):
-        features = model.backbone(pack.load(numbers[start : start + 64]))  # [b, C, G, G]
-        mu.append(model.method.parse(features).mu)  # [b, S, K, 2]
+        features = model.features(pack.load(numbers[start : start + 64]))  # [b, C, G, G]
+        mu.append(model.method.parse(model.projection(features)).mu)  # [b, S, K, 2]
         peak.append(features.square().sum(1).flatten(1).argmax(1))  # [b]
     found = torch.cat(mu)  # [n, S, K, 2]
     energy = torch.cat(peak)

@@ -87,6 +87,33 @@ def test_views_are_plain_mirrored_and_distorted(birds: Pack, model: Model, tmp_p
         pack.maps(next(iter(novel.values()))[:1], np.array([1]))
 
 
+def test_a_mirrored_model_parses_the_mirror_image_as_the_mirrored_parse(birds: Pack) -> None:
+    torch.manual_seed(0)
+    model = Model(KIND.model_copy(update={"mirrored": True})).eval()
+    images = birds.load(base_images(birds)[:4])
+    with torch.inference_mode():
+        maps, turned = model.features(images), model.features(images.flip(-1))
+        assert torch.equal(turned, maps.flip(-1))
+        assert not torch.equal(model.backbone(images.flip(-1)), model.backbone(images).flip(-1))
+        torch.testing.assert_close(model(images)["z"], model.encode(images)["z"])
+        model.train()
+        assert torch.equal(model.features(images), model.backbone(images))
+
+
+def test_mirrored_maps_are_kept_beside_the_plain_ones_and_share_their_views(birds: Pack, tmp_path: Path) -> None:
+    packs = {}
+    for mirrored in (False, True):
+        torch.manual_seed(0)
+        model = Model(KIND.model_copy(update={"mirrored": mirrored})).eval()
+        packs[mirrored] = pack = cached(model, birds, tmp_path, views=2, augmentation=VIEWS)
+        images = base_images(birds)[:3]
+        with torch.inference_mode():
+            torch.testing.assert_close(pack.maps(images), model.features(birds.load(images)), rtol=1e-3, atol=1e-3)
+    assert (packs[True].maps(images) - packs[False].maps(images)).abs().mean() > 0.01
+    assert torch.equal(packs[True].maps(images, np.array([1, 2, 2])), packs[False].maps(images, np.array([1, 2, 2])))
+    assert len(list(tmp_path.rglob("*.maps"))) == 3
+
+
 def test_without_flips_there_is_no_mirrored_view(birds: Pack, model: Model, tmp_path: Path) -> None:
     images = base_images(birds)[:3]
     with torch.inference_mode():

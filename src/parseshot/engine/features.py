@@ -23,7 +23,7 @@ from parseshot.engine.model import BATCH, Model
 from parseshot.errors import DataError, UsageError
 
 SCHEMA_VERSION = 1
-PLAIN = "plain"
+PLAIN, MIRRORED = "plain", "mirrored"  # maps for evaluation: of the image, or its mean with its mirror image
 ROWS = 64  # maps between two looks at the clock; augmentation draws by such groups, so a resumed run draws the same
 SAVED_EVERY = 20.0  # seconds
 Progress = Callable[[int, int, str], None]  # (done, total, of what)
@@ -32,9 +32,9 @@ Progress = Callable[[int, int, str], None]  # (done, total, of what)
 class FeaturePack(Pack):
     """A pack whose images have been through the backbone already. Everything else is the pack's own."""
 
-    def __init__(self, pack: Path | str, folder: Path, views: str | None = None) -> None:
+    def __init__(self, pack: Path | str, folder: Path, views: str | None = None, *, plain: str = PLAIN) -> None:
         super().__init__(pack)
-        self.plain = _open(folder, PLAIN)  # [n, G, G, C]
+        self.plain = _open(folder, plain)  # [n, G, G, C]
         self.others = None if views is None else _open(folder, views)  # [V · base images, G, G, C]
         base = base_images(self)
         self.views = 0 if self.others is None else len(self.others) // len(base)
@@ -89,16 +89,17 @@ def cached(
         "weights": weights,
         "pack": pack.record(),
     }
-    _ensure(model, pack, target, PLAIN, [(0, np.arange(len(pack)))], Augmentation(), about, progress)
+    plain = MIRRORED if model.config.mirrored else PLAIN
+    _ensure(model, pack, target, plain, [(0, np.arange(len(pack)))], Augmentation(), about, progress)
     if not views:
-        return FeaturePack(pack.path, target)
+        return FeaturePack(pack.path, target, plain=plain)
     augmentation = augmentation or Augmentation()
     drawn = "" if views == 1 and augmentation.flip else augmentation.model_dump_json()  # the mirror image is not drawn
     name = f"views-{_short(str(views), drawn)}"
     groups = [(view, base_images(pack)) for view in range(1, views + 1)]
     about |= {"views": views, "augmentation": augmentation.model_dump(mode="json")}
     _ensure(model, pack, target, name, groups, augmentation, about, progress)
-    return FeaturePack(pack.path, target, name)
+    return FeaturePack(pack.path, target, name, plain=plain)
 
 
 def _short(*texts: str) -> str:
@@ -152,8 +153,9 @@ def _fill(
     ]:
         if row >= done:
             pixels = _view(pack, images, view, at, augmentation)
+            look = model.backbone if view else model.features  # training sees each view as it is
             maps = [
-                model.backbone(part.to(model.device).contiguous(memory_format=torch.channels_last))
+                look(part.to(model.device).contiguous(memory_format=torch.channels_last))
                 for part in pixels.split(BATCH)
             ]
             found = torch.cat(maps).permute(0, 2, 3, 1).half().cpu().numpy()

@@ -35,6 +35,7 @@ class ModelConfig(Config):
     method: str = "dop"
     method_options: dict[str, Any] = Field(default_factory=dict)
     image_size: int = Field(84, ge=16, le=1024)
+    mirrored: bool = False  # evaluation sees the mean of an image's map and its mirror image's, turned back
     projection: int | None = Field(None, ge=1, le=4096)  # channels of a trained 1×1 convolution before the method
 
 
@@ -61,7 +62,18 @@ class Model(nn.Module):
 
     def forward(self, images: Tensor) -> Encoding:
         """Images [B, 3, H, W] in [0, 1] → their encoding."""
-        return self.from_features(self.backbone(images))
+        return self.from_features(self.features(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] → feature maps [B, C, G, G].
+
+        With `mirrored`, evaluation pays a second pass for maps, and so parses, that turn with the image exactly;
+        training, which draws mirror images as it goes, does not.
+        """
+        found: Tensor = self.backbone(images)
+        if self.config.mirrored and not self.training:
+            found = (found + self.backbone(images.flip(-1)).flip(-1)) / 2
+        return found
 
     def from_features(self, features: Tensor) -> Encoding:
         """The backbone's feature maps [B, C, G, G] → the encoding of their images."""
@@ -93,7 +105,7 @@ class Model(nn.Module):
         pieces = []
         for group in images.split(together):
             parts = (part.to(self.device).contiguous(memory_format=torch.channels_last) for part in group.split(batch))
-            pieces.append(self.from_features(torch.cat([self.backbone(part) for part in parts])))
+            pieces.append(self.from_features(torch.cat([self.features(part) for part in parts])))
         return Encoding.cat(pieces)
 
     @torch.inference_mode()
@@ -113,7 +125,7 @@ class Model(nn.Module):
 
     def fingerprint(self) -> str:
         """Of the weights and of the configuration they belong to."""
-        text = self.config.model_dump_json(exclude_none=True) + digest(self.state_dict())
+        text = self.config.model_dump_json(exclude_defaults=True) + digest(self.state_dict())
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def save_pretrained(self, path: Path | str) -> None:

@@ -192,7 +192,7 @@ def initialise(model: Model, pack: Pack, episode: Episode) -> None:
         features = pack.maps(episode.support).to(model.device)
     else:
         state = {name: value.clone() for name, value in model.backbone.state_dict().items()}
-        features = model.backbone(pack.load(episode.support).to(model.device))
+        features = model.features(pack.load(episode.support).to(model.device))
         model.backbone.load_state_dict(state)  # the look must not move the running statistics
     model.method.initialise(model.projection(features))
 
@@ -233,7 +233,7 @@ def step_features(
         return pack.maps(numbers[share], views[share]).to(model.device)
     images = augmented(pack, numbers, config, step, team)[share].to(model.device)
     with autocast(model.device, config.precision):
-        features = model.backbone(images)
+        features = model.features(images)
     return features.float() if features.dtype == torch.bfloat16 else features
 
 
