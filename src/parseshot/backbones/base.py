@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -15,6 +16,7 @@ class Backbone(nn.Module):
 
     out_channels: int  # C
     stride: int  # pixels from one grid cell to the next
+    fine_channels: int = 0  # with `paired`: of the map at half the stride that comes packed behind the C channels
     source: str | None = None  # which published weights it started from
 
     def grid(self, size: int) -> int:
@@ -27,6 +29,32 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         raise NotImplementedError
+
+
+def pack_pair(coarse: Tensor, fine: Tensor) -> Tensor:
+    """Maps of two strides in one tensor: [B, C, G, G], [B, F, 2G, 2G] → [B, C + 4F, G, G].
+
+    Each cell carries its four fine cells as channels, so that caches, batches and processes need to know of one map
+    only. A row too many at the bottom or right, which a pooling drops, is dropped; one too few is repeated.
+    """
+    side = 2 * coarse.shape[-1]
+    lacking = max(0, side - fine.shape[-1])
+    if lacking:
+        fine = F.pad(fine, (0, lacking, 0, lacking), mode="replicate")
+    return torch.cat((coarse, F.pixel_unshuffle(fine[..., :side, :side], 2)), 1)
+
+
+def unpack_pair(features: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """What `pack_pair` packed, `channels` of them coarse: [B, C, G, G] and [B, F, 2G, 2G]."""
+    return features[:, :channels], F.pixel_shuffle(features[:, channels:], 2)
+
+
+def turned(features: Tensor, channels: int) -> Tensor:
+    """The mirror image of feature maps, the first `channels` of them coarse, the rest a packed pair's."""
+    if features.shape[1] == channels:
+        return features.flip(-1)
+    coarse, fine = unpack_pair(features, channels)
+    return pack_pair(coarse.flip(-1), fine.flip(-1))
 
 
 def initialise(module: nn.Module, *, negative_slope: float = 0.0) -> None:

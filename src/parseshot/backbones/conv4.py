@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from parseshot.backbones.base import Backbone, initialise
+from parseshot.backbones.base import Backbone, initialise, pack_pair
 from parseshot.backbones.normalise import Normalise
 from parseshot.errors import UsageError
 
@@ -12,14 +12,17 @@ class Conv4(Backbone):
 
     The convolutions keep their bias, as in the published code of the field, although batch norm makes it redundant
     (112,832 parameters without). `pools` drops the last poolings: G = 5, 10 or 21 at 84 px for 4, 3 or 2 of them.
+    `paired` adds the map before the last pooling (10×10 beside 5×5), for methods that compare maps of two strides.
     `mirror=True` makes every kernel its own mirror image: parts cannot mean "the left edge" and swap when a bird turns.
     """
 
-    def __init__(self, *, channels: int = 64, pools: int = 4, mirror: bool = False) -> None:
+    def __init__(self, *, channels: int = 64, pools: int = 4, mirror: bool = False, paired: bool = False) -> None:
         super().__init__()
         if not 1 <= pools <= 4:
             raise UsageError(f"conv4 pools one to four times, not {pools}")
-        self.out_channels = channels
+        if paired and pools < 4:
+            raise UsageError("conv4 paired: maps of two strides need all four poolings")
+        self.out_channels, self.fine_channels = channels, channels if paired else 0
         self.stride = 2**pools
         self.normalise = Normalise()
         self.block1 = conv_block(3, channels, pool=True, mirror=mirror)
@@ -33,7 +36,8 @@ class Conv4(Backbone):
         x = self.block1(x)  # [B, 64, 42, 42]
         x = self.block2(x)  # [B, 64, 21, 21]
         x = self.block3(x)  # [B, 64, 10, 10]
-        return self.block4(x)  # [B, 64, 5, 5]
+        last = self.block4(x)  # [B, 64, 5, 5]
+        return pack_pair(last, x) if self.fine_channels else last
 
 
 class MirrorConv2d(nn.Conv2d):

@@ -18,7 +18,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from parseshot.backbones.base import Backbone, digest, initialise
+from parseshot.backbones.base import Backbone, digest, initialise, pack_pair
 from parseshot.backbones.normalise import Normalise
 from parseshot.data.staging import replace_file
 from parseshot.errors import DataError, ModelError, UsageError
@@ -70,14 +70,20 @@ class EfficientNetLite0(Backbone):
 
     The last `trainable_blocks` of the blocks can be trained; those before stay as they are, in evaluation mode whatever
     `train` says, so that their batch norms keep ImageNet's statistics. The first convolution and the head count as
-    blocks. With `pretrained=False` the weights are random: for training all blocks, or to be loaded into.
+    blocks. With `pretrained=False` the weights are random: for training all blocks, or to be loaded into. `paired` adds
+    the map at stride 16 to one at stride 32.
     """
 
-    def __init__(self, *, level: str = "head", pretrained: bool = True, trainable_blocks: int = 0) -> None:
+    def __init__(
+        self, *, level: str = "head", pretrained: bool = True, trainable_blocks: int = 0, paired: bool = False
+    ) -> None:
         super().__init__()
         if level not in LEVELS:
             raise UsageError(f"efficientnet_lite0 has the levels {', '.join(LEVELS)}, not {level!r}")
         stages, with_head, self.stride = LEVELS[level]
+        if paired and self.stride == 16:
+            raise UsageError("efficientnet_lite0 paired: the map at stride 16 goes with level stride32 or head")
+        self.fine_channels, self.fine_at = (STAGES[4][-1] if paired else 0), sum(stage[0] for stage in STAGES[:5])
         self.normalise = Normalise(mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
         self.stem = ConvNorm(3, STEM, kernel=3, stride=2)
         self.blocks = nn.ModuleList()
@@ -128,9 +134,13 @@ class EfficientNetLite0(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         x = self.normalise(images)  # [B, 3, 224, 224]
         x = self.stem(x)  # [B, 32, 112, 112]
-        for block in self.blocks:
+        fine = x
+        for number, block in enumerate(self.blocks, start=1):
             x = block(x)  # [B, 16, 112, 112] … [B, 112, 14, 14] … [B, 320, 7, 7]
-        return self.head(x)  # [B, C, G, G]
+            if number == self.fine_at:
+                fine = x
+        last: Tensor = self.head(x)  # [B, C, G, G]
+        return pack_pair(last, fine) if self.fine_channels else last
 
 
 class InvertedResidual(nn.Module):

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from parseshot.backbones.base import Backbone, initialise
+from parseshot.backbones.base import Backbone, initialise, pack_pair
 from parseshot.backbones.dropblock import DropBlock
 from parseshot.backbones.normalise import Normalise
 
@@ -12,12 +12,12 @@ NEGATIVE_SLOPE = 0.1  # of every LeakyReLU
 class ResNet12(Backbone):
     """Four residual blocks of three convolutions, each halving the map: 12,424,320 parameters, G = 5 at 84 px.
 
-    The first two blocks end in dropout, the last two in DropBlock, both with `drop_rate`.
+    The first two blocks end in dropout, the last two in DropBlock, both with `drop_rate`. `paired` adds block 3's map.
     """
 
-    def __init__(self, *, drop_rate: float = 0.1, block_size: int = 5) -> None:
+    def __init__(self, *, drop_rate: float = 0.1, block_size: int = 5, paired: bool = False) -> None:
         super().__init__()
-        self.out_channels = 640
+        self.out_channels, self.fine_channels = 640, 320 if paired else 0
         self.stride = 16
         self.normalise = Normalise()
         self.block1 = ResidualBlock(3, 64, drop=nn.Dropout(drop_rate))
@@ -31,7 +31,8 @@ class ResNet12(Backbone):
         x = self.block1(x)  # [B, 64, 42, 42]
         x = self.block2(x)  # [B, 160, 21, 21]
         x = self.block3(x)  # [B, 320, 10, 10]
-        return self.block4(x)  # [B, 640, 5, 5]
+        last = self.block4(x)  # [B, 640, 5, 5]
+        return pack_pair(last, x) if self.fine_channels else last
 
 
 class ResidualBlock(nn.Module):

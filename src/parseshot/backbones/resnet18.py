@@ -2,19 +2,19 @@
 
 from torch import Tensor, nn
 
-from parseshot.backbones.base import Backbone, initialise
+from parseshot.backbones.base import Backbone, initialise, pack_pair
 from parseshot.backbones.normalise import Normalise
 
 
 class ResNet18(Backbone):
     """The ImageNet network up to its last feature map: 11,176,512 parameters, G = 7 at 224 px.
 
-    The parameters have torchvision's names, so its weights (less `fc`) load as they are.
+    The parameters have torchvision's names, so its weights (less `fc`) load as they are. `paired` adds layer 3's map.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, paired: bool = False) -> None:
         super().__init__()
-        self.out_channels = 512
+        self.out_channels, self.fine_channels = 512, 256 if paired else 0
         self.stride = 32
         self.normalise = Normalise()
         self.conv1 = nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3, bias=False)
@@ -37,7 +37,8 @@ class ResNet18(Backbone):
         x = self.layer1(self.maxpool(x))  # [B, 64, 56, 56]
         x = self.layer2(x)  # [B, 128, 28, 28]
         x = self.layer3(x)  # [B, 256, 14, 14]
-        return self.layer4(x)  # [B, 512, 7, 7]
+        last = self.layer4(x)  # [B, 512, 7, 7]
+        return pack_pair(last, x) if self.fine_channels else last
 
 
 class BasicBlock(nn.Module):

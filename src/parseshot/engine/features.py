@@ -81,7 +81,8 @@ def cached(
     if pack.size != model.config.image_size:
         raise DataError(f"{pack.path} holds images of {pack.size} px, the model wants {model.config.image_size} px")
     weights = digest(model.backbone.state_dict())
-    target = Path(folder) / f"{model.config.backbone}-{_short(weights, pack.fingerprint)}"
+    paired = ["paired"] if model.backbone.fine_channels else []
+    target = Path(folder) / f"{model.config.backbone}-{_short(weights, pack.fingerprint, *paired)}"
     about = {
         "schema_version": SCHEMA_VERSION,
         "backbone": model.config.backbone,
@@ -122,7 +123,8 @@ def _ensure(
     target.mkdir(parents=True, exist_ok=True)
     with only_one(target / ".lock", f"{target}: another process is at work here", wait=True):
         if not (target / f"{name}.json").exists():
-            shape = (sum(len(images) for _, images in jobs), model.grid, model.grid, model.backbone.out_channels)
+            channels = model.backbone.out_channels + 4 * model.backbone.fine_channels
+            shape = (sum(len(images) for _, images in jobs), model.grid, model.grid, channels)
             file = target / f"{name}.partial"
             _fill(model, pack, file, shape, jobs, augmentation, progress)
             file.replace(target / f"{name}.maps")

@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.backbones import build_backbone
-from parseshot.backbones.base import digest
+from parseshot.backbones.base import digest, turned
 from parseshot.config import Config, read_config
 from parseshot.engine import checkpoint
 from parseshot.engine.device import is_out_of_memory
-from parseshot.errors import ModelError
-from parseshot.methods import Encoding, build_method
+from parseshot.errors import ModelError, UsageError
+from parseshot.methods import Encoding, adapt_backbone, build_method, takes_pairs
 
 BATCH = 8  # images a forward pass; always the same, so that the same command gives the same digits
 TOGETHER = 64  # feature maps the method takes at once
@@ -39,6 +39,20 @@ class ModelConfig(Config):
     projection: int | None = Field(None, ge=1, le=4096)  # channels of a trained 1×1 convolution before the method
 
 
+class Projection(nn.Conv2d):
+    """A 1×1 convolution of a map; the finer map of a packed pair goes past it."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, kernel_size=1, bias=False)
+        nn.init.orthogonal_(self.weight)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.shape[1] == self.in_channels:
+            return super().forward(features)
+        coarse, fine = features[:, : self.in_channels], features[:, self.in_channels :]
+        return torch.cat((super().forward(coarse), fine), 1)
+
+
 class Model(nn.Module):
     """images → backbone → method. Stateless in use: what is known of an episode is passed in."""
 
@@ -47,13 +61,18 @@ class Model(nn.Module):
         self.config = config
         self.provenance: dict[str, Any] = {}  # how it was trained: data, classes, seeds, versions, figures
         self.backbone = build_backbone(config.backbone, **config.backbone_options)
+        adapt_backbone(config.method, self.backbone, config.method_options)
         self.grid = self.backbone.grid(config.image_size)
-        channels = config.projection or self.backbone.out_channels
+        channels, fine = config.projection or self.backbone.out_channels, self.backbone.fine_channels
+        if takes_pairs(config.method) != bool(fine):
+            wants, give = ("two strides", "true") if not fine else ("one stride", "false")
+            raise UsageError(
+                f"method {config.method} takes maps of {wants}: set model.backbone_options.paired = {give}"
+            )
         self.projection: nn.Module = nn.Identity()
         if config.projection:
-            self.projection = nn.Conv2d(self.backbone.out_channels, channels, kernel_size=1, bias=False)
-            nn.init.orthogonal_(self.projection.weight)
-        self.method = build_method(config.method, channels, self.grid, config.method_options)
+            self.projection = Projection(self.backbone.out_channels, channels)
+        self.method = build_method(config.method, channels, self.grid, config.method_options, fine=fine)
         self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
@@ -72,7 +91,7 @@ class Model(nn.Module):
         """
         found: Tensor = self.backbone(images)
         if self.config.mirrored and not self.training:
-            found = (found + self.backbone(images.flip(-1)).flip(-1)) / 2
+            found = (found + turned(self.backbone(images.flip(-1)), self.backbone.out_channels)) / 2
         return found
 
     def from_features(self, features: Tensor) -> Encoding:

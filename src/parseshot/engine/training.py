@@ -22,7 +22,7 @@ from parseshot.engine.distributed import ALONE, Team
 from parseshot.engine.features import FeaturePack, Progress, cached
 from parseshot.engine.model import Model, ModelConfig
 from parseshot.errors import ModelError, UsageError
-from parseshot.methods import Encoding
+from parseshot.methods import BasePhotos, Encoding
 
 ADVICE = (
     "nothing was saved from this step; lower the learning rate or look at these images, then --resume or start again"
@@ -92,6 +92,11 @@ class EpisodeStage(Stage):
     def __init__(self, model: Model, pack: Pack, config: TrainingConfig, team: Team = ALONE) -> None:
         self.module = self.model = model
         self.pack, self.config, self.schedule, self.team = pack, config, config, team
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.companion = model.method.companion(base_photos(pack))
+        if self.companion is not None:
+            self.module = nn.ModuleDict({"model": model, "companion": self.companion.to(model.device)})
         self.steps, self.images = config.episodes, config.way * (config.shots + config.queries)
         self.members = pack.by_class("base")
 
@@ -101,7 +106,18 @@ class EpisodeStage(Stage):
 
     def step(self, optimiser: torch.optim.Optimizer, step: int) -> dict[str, float]:
         episode = draw(self.members, self.config, step, self.pack.classes)
-        return train_step(self.model, optimiser, self.pack, episode, self.config, step, self.team)
+        return train_step(self.model, optimiser, self.pack, episode, self.config, step, self.team, self.companion)
+
+
+def base_photos(pack: Pack) -> BasePhotos:
+    """The pack's photos as methods may know them in training."""
+    labels = torch.full((len(pack),), -1)
+    for number, images in enumerate(pack.by_class("base").values()):
+        labels[torch.from_numpy(images)] = number
+    if pack.parts is None:
+        return BasePhotos(labels, None)
+    parts = torch.from_numpy(np.array(pack.parts, dtype=np.float32))
+    return BasePhotos(labels, torch.cat(((parts[..., :2] + 0.5) / pack.size, parts[..., 2:]), -1))
 
 
 class Classifier(nn.Module):
@@ -153,7 +169,7 @@ class PretrainingStage(Stage):
         ce_of_all = self.team.mean(ce.detach())
         names = [self.pack.files[number] for number in numbers[share]]
         _refuse_nan({"ce": ce_of_all}, Encoding(scores=scores), step, names)
-        _descend(self.module, optimiser, ce, step, self.team)
+        _descend([self.module], optimiser, ce, step, self.team)
         right = (scores.detach().argmax(1) == targets).float().mean()
         return {"ce": float(ce_of_all), "accuracy": float(self.team.mean(right))}
 
@@ -205,6 +221,7 @@ def train_step(
     config: TrainingConfig,
     step: int,
     team: Team = ALONE,
+    companion: nn.Module | None = None,
 ) -> dict[str, float]:
     """One episode: support and query images in one forward pass, Algorithm 2, one step of the optimiser."""
     model.train()
@@ -215,9 +232,11 @@ def train_step(
         torch.from_numpy(each).to(model.device) for each in (episode.support_labels, episode.query_labels)
     )
     terms = model.method.loss(query, support, labels, targets)
+    if companion is not None:
+        terms |= companion.train()(encoding, torch.from_numpy(numbers).to(model.device))
     total = torch.stack(list(terms.values())).sum()
     _refuse_nan(terms, encoding, step, [pack.files[number] for number in numbers])
-    _descend(model, optimiser, total, step, team)
+    _descend([model] if companion is None else [model, companion], optimiser, total, step, team)
     figures = {name: float(term.detach()) for name, term in terms.items()}
     return figures | model.method.monitor(query, support, labels, targets)
 
@@ -249,11 +268,14 @@ def augmented(pack: Pack, numbers: np.ndarray, config: TrainingConfig, step: int
     return augment(pixels, config.augmentation, size=pack.size, seed=config.seed, step=step)
 
 
-def _descend(module: nn.Module, optimiser: torch.optim.Optimizer, loss: Tensor, step: int, team: Team) -> None:
+def _descend(
+    modules: Sequence[nn.Module], optimiser: torch.optim.Optimizer, loss: Tensor, step: int, team: Team
+) -> None:
     optimiser.zero_grad(set_to_none=True)
     (loss / team.size).backward()
-    team.sum_gradients(module)
-    _refuse_nan_gradients(module, step)
+    for module in modules:
+        team.sum_gradients(module)
+        _refuse_nan_gradients(module, step)
     optimiser.step()
 
 

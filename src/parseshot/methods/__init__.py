@@ -3,22 +3,27 @@
 import difflib
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from parseshot.config import Config, read_config
 from parseshot.errors import UsageError
-from parseshot.methods.base import Encoding, Method
+from parseshot.methods.base import BasePhotos, Encoding, Method
 from parseshot.methods.dop import DOP, PRESETS, DOPConfig
 from parseshot.methods.protonet import ProtoNet, ProtoNetConfig
 
 __all__ = [
     "DOP",
     "METHODS",
+    "BasePhotos",
     "DOPConfig",
     "Encoding",
     "Method",
     "MethodEntry",
     "ProtoNet",
     "ProtoNetConfig",
+    "adapt_backbone",
     "build_method",
+    "takes_pairs",
 ]
 
 
@@ -29,6 +34,7 @@ class MethodEntry(NamedTuple):
     config: Config
     year: int
     summary: str
+    fitted: str = "nothing"  # what is solved or trained on the support photos, at test time
 
 
 METHODS: dict[str, MethodEntry] = {
@@ -51,7 +57,21 @@ def method_config(name: str, options: dict[str, Any]) -> Config:
     return read_config(type(start), {**start.model_dump(), **options}, source=f"method {name}")
 
 
-def build_method(name: str, channels: int, size: int, options: dict[str, Any] | None = None) -> Method:
-    """The method called `name` on feature maps [B, channels, size, size]."""
+def takes_pairs(name: str) -> bool:
+    """Whether a method wants maps of two strides."""
+    return name in METHODS and METHODS[name].kind.paired
+
+
+def adapt_backbone(name: str, backbone: nn.Module, options: dict[str, Any]) -> None:
+    """Let the method called `name` change the backbone it will sit on."""
+    config = method_config(name, options)
+    METHODS[name].kind.adapt(backbone, config)
+
+
+def build_method(
+    name: str, channels: int, size: int, options: dict[str, Any] | None = None, *, fine: int = 0
+) -> Method:
+    """The method called `name` on feature maps [B, channels, size, size], with `fine` channels of a finer map."""
     config = method_config(name, options or {})
-    return METHODS[name].kind(channels, size, config)
+    kind = METHODS[name].kind
+    return kind(channels, size, config, fine=fine) if kind.paired else kind(channels, size, config)

@@ -1,6 +1,7 @@
 """The contract every method obeys: encode an image once, score queries against any labelled support set, one loss."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -68,10 +69,39 @@ class _Selection(Encoding):
         return len(self[next(iter(self))])
 
 
+class BasePhotos(NamedTuple):
+    """What is known of the photos of a pack, for methods that learn from more than the episode at hand."""
+
+    labels: Tensor  # [n] base class of each, 0 … B−1; −1 for photos of other classes
+    parts: Tensor | None  # [n, P, 3] annotated parts (x, y, visible), x and y in shares of the image
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+
 class Method(nn.Module):
-    """A few-shot method on a backbone's features. It holds weights only: what it knows of an episode is passed in."""
+    """A few-shot method on a backbone's features. It holds weights only: what it knows of an episode is passed in.
+
+    Built as `kind(channels, size, config)` for maps [B, channels, size, size]; a paired one gets the channels of the
+    finer map beside: `kind(channels, size, config, fine=…)`, and unpacks what it encodes with `unpack_pair`.
+    """
 
     vectorised = True  # `logits` runs under torch.func.vmap over episodes; False where its course depends on values
+    paired = False  # takes maps of two strides, packed in one tensor
+    finer_grid = False  # its paper drops poolings for a finer grid, so a recipe for it should; coarser ones do
+    episodic = True  # False: trained by its companion alone, `loss` is empty
+
+    @classmethod
+    def adapt(cls, backbone: nn.Module, config: Any) -> None:
+        """Change the backbone in place, where a method's weights lie inside of it."""
+
+    def companion(self, base: BasePhotos) -> nn.Module | None:
+        """What only training needs, a classifier of the base classes for example; never part of a saved model.
+
+        A module (encoding, numbers of its images [B]) → further named terms of the loss.
+        """
+        return None
 
     def encode(self, features: Tensor) -> Encoding:
         """Features [B, C, G, G] → what is kept of each image; depends on that image alone in evaluation mode."""
@@ -85,7 +115,7 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Named terms of the training loss; their sum is minimised."""
+        """Named terms of the training loss; the sum of them and of the companion's is minimised."""
         return {"ce": F.cross_entropy(self.logits(query, support, labels), targets)}
 
     def initialise(self, features: Tensor) -> None:
