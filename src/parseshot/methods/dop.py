@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from parseshot.config import Config
 from parseshot.errors import UsageError
-from parseshot.methods.base import Encoding, Method
+from parseshot.methods.base import BasePhotos, Encoding, Method
 from parseshot.parts import losses
-from parseshot.parts.distance import Distance, distance
+from parseshot.parts.distance import Distance, distance, squared_distances
 from parseshot.parts.parsing import Parse, entropy, parse, unit_length
 from parseshot.parts.templates import Templates
 
@@ -41,6 +41,7 @@ class DOPConfig(Config):
     eta: float = Field(1.0, ge=0)  # weight of the diversity prior, Algorithm 2
     reweight: bool = True  # α of Eq. 7; False weighs all parts alike
     geometry: bool = True  # the geometric term of Eq. 7
+    representatives: float = Field(0.0, ge=0)  # weight in training of telling all base classes apart, not in the paper
 
 
 PRESETS = {
@@ -131,6 +132,9 @@ class DOP(Method):
         ce = losses.cross_entropy(self.logits(query, support, labels), targets)
         return {"ce": ce, "diversity": self.config.eta * prior}
 
+    def companion(self, base: BasePhotos) -> nn.Module | None:
+        return Representatives(self, base) if self.config.representatives else None
+
     @torch.no_grad()
     def monitor(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, float]:
         terms = self.distance(query, support, labels)
@@ -165,6 +169,32 @@ class DOP(Method):
             return 1.0 - float(self.distance(codes, codes, each).total.sum() / (codes.images * (codes.images - 1)))
 
         spread(_bisect(spread, low=-15.0, high=15.0))
+
+
+class Representatives(nn.Module):
+    """A learned parse of every base class: each photo of a step is told apart from all classes, not from ten.
+
+    The idea is the global term of SCEG (CVPR 2026). The distance is Eq. 7 without geometry, to expressions of unit
+    length; α knows the photo's entropy only, as a class that was never seen has none.
+    """
+
+    def __init__(self, method: DOP, base: BasePhotos) -> None:
+        super().__init__()
+        config, channels = method.config, method.templates.maps[0].shape[1]
+        shape = (base.classes, len(config.scales), config.parts, channels)
+        self.z = nn.Parameter(0.05 + 0.02 * torch.randn(shape))  # expressions are not negative
+        self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
+        self.register_buffer("labels", base.labels, persistent=False)
+        self.method = (method,)  # not a submodule: its weights are the model's
+
+    def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
+        (method,) = self.method
+        expression = squared_distances(encoding["z"], unit_length(self.z))  # [B, classes, S, S, K]
+        weights = encoding["entropy"] * (0.0 if method.slopes is None else method.slopes[0])
+        alpha = torch.softmax(weights, -1)[:, None, :, None]  # [B, 1, S, 1, K]
+        total = (alpha * expression).sum((2, 3, 4)) / encoding["z"].shape[1] ** 2  # [B, classes]
+        ce = losses.cross_entropy(-self.log_scale.exp() * total, self.labels[images])
+        return {"global_ce": method.config.representatives * ce}
 
 
 def _entropy_above(score: Tensor, target: float, log_temperature: float) -> float:
