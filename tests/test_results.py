@@ -39,6 +39,16 @@ def test_every_shipped_model_loads_is_small_and_has_a_row() -> None:
         assert name in {row["model"] for row in TOLD["rows"]}
 
 
+@pytest.mark.parametrize("name", list(shipped_models()))
+def test_every_card_says_what_one_must_know(name: str) -> None:
+    card = (shipped_models()[name] / "README.md").read_text(encoding="utf-8")
+    for heading in ("What it is", "Data and split", "Protocol and numbers", "Where it fails", "ImageNet", "Licence"):
+        assert f"\n## {heading}\n" in card
+    for row in TOLD["rows"]:
+        if row["model"] == name:
+            assert f"{row['accuracy']:.2f} ± {row['interval_95']:.2f}" in card
+
+
 def test_what_is_off_is_named(checker: ModuleType) -> None:
     row = TOLD["rows"][0]
     right = row["accuracy"], row["interval_95"]

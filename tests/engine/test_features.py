@@ -100,7 +100,7 @@ def test_a_mirrored_model_parses_the_mirror_image_as_the_mirrored_parse(birds: P
         assert torch.equal(model.features(images), model.backbone(images))
 
 
-def test_mirrored_maps_are_kept_beside_the_plain_ones_and_share_their_views(birds: Pack, tmp_path: Path) -> None:
+def test_mirrored_maps_are_kept_beside_the_plain_ones_and_need_no_mirrored_view(birds: Pack, tmp_path: Path) -> None:
     packs = {}
     for mirrored in (False, True):
         torch.manual_seed(0)
@@ -110,8 +110,19 @@ def test_mirrored_maps_are_kept_beside_the_plain_ones_and_share_their_views(bird
         with torch.inference_mode():
             torch.testing.assert_close(pack.maps(images), model.features(birds.load(images)), rtol=1e-3, atol=1e-3)
     assert (packs[True].maps(images) - packs[False].maps(images)).abs().mean() > 0.01
-    assert torch.equal(packs[True].maps(images, np.array([1, 2, 2])), packs[False].maps(images, np.array([1, 2, 2])))
-    assert len(list(tmp_path.rglob("*.maps"))) == 3
+    views = np.array([1, 2, 0])
+    turned, plain = packs[True].maps(images, views), packs[False].maps(images, views)
+    assert torch.equal(turned[1], plain[1])  # as it was drawn
+    assert torch.equal(turned[0], packs[True].maps(images)[0].flip(-1))  # follows from the plain map, is not stored
+    assert torch.equal(turned[2], packs[True].maps(images)[2])
+    assert [len(packs[mirrored].others) // len(base_images(birds)) for mirrored in (True, False)] == [1, 2]
+    assert packs[True].views == packs[False].views == 2
+    alone = cached(model, birds, tmp_path, views=1)
+    assert alone.views == 1
+    assert alone.others is None
+    assert torch.equal(
+        alone.maps(images, views.clip(max=1)), torch.stack((turned[0], alone.maps(images)[1].flip(-1), turned[2]))
+    )
 
 
 def test_without_flips_there_is_no_mirrored_view(birds: Pack, model: Model, tmp_path: Path) -> None:

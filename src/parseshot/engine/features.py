@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parseshot.backbones.base import digest
+from parseshot.backbones.base import digest, turned
 from parseshot.data.augment import Augmentation, augment
 from parseshot.data.packed import Pack
 from parseshot.data.staging import only_one, replace_file, reserve, sync
@@ -32,13 +32,15 @@ Progress = Callable[[int, int, str], None]  # (done, total, of what)
 class FeaturePack(Pack):
     """A pack whose images have been through the backbone already. Everything else is the pack's own."""
 
-    def __init__(self, pack: Path | str, folder: Path, views: str | None = None, *, plain: str = PLAIN) -> None:
+    def __init__(self, pack: Path | str, folder: Path, views: int = 0, *, others: str = "", plain: str = PLAIN) -> None:
+        """`views` in all; those that do not follow from the plain maps are in the file `others`."""
         super().__init__(pack)
-        self.plain = _open(folder, plain)  # [n, G, G, C]
-        self.others = None if views is None else _open(folder, views)  # [V · base images, G, G, C]
+        self.plain, index = _open(folder, plain)  # [n, G, G, C]
+        self.channels = int(index.get("channels") or self.plain.shape[-1])  # without those of a packed finer map
+        self.others = _open(folder, others)[0] if others else None  # [V' · base images, G, G, C]
         base = base_images(self)
-        self.views = 0 if self.others is None else len(self.others) // len(base)
-        self.base = len(base)
+        self.views, self.base = views, len(base)
+        self.turned = views - (0 if self.others is None else len(self.others) // len(base))  # 1: view 1 is plain turned
         self.place = np.full(len(self), -1)  # image → where it is among the base images
         self.place[base] = np.arange(len(base))
 
@@ -48,14 +50,19 @@ class FeaturePack(Pack):
         if views is None or not views.any():
             found = self.plain[numbers]
         else:
-            assert self.others is not None
             places = self.place[numbers]
             if (places[views > 0] < 0).any():
                 raise UsageError("only base images have augmented views")
             found = np.empty((len(numbers), *self.plain.shape[1:]), dtype=np.float16)
-            found[views == 0] = self.plain[numbers[views == 0]]
-            found[views > 0] = self.others[((views - 1) * self.base + places)[views > 0]]
-        return torch.from_numpy(found).permute(0, 3, 1, 2).float()
+            stored = views > self.turned
+            found[~stored] = self.plain[numbers[~stored]]
+            if self.others is not None:
+                found[stored] = self.others[((views - 1 - self.turned) * self.base + places)[stored]]
+        maps = torch.from_numpy(found).permute(0, 3, 1, 2).float()
+        if views is not None and self.turned:
+            mirrored = torch.from_numpy(views == 1)
+            maps[mirrored] = turned(maps[mirrored], self.channels)
+        return maps
 
     def draw_views(self, count: int, *, seed: int, step: int) -> np.ndarray:
         """A view for each of a training step's images."""
@@ -87,20 +94,22 @@ def cached(
         "schema_version": SCHEMA_VERSION,
         "backbone": model.config.backbone,
         "backbone_options": model.config.backbone_options,
+        "channels": model.backbone.out_channels,
         "weights": weights,
         "pack": pack.record(),
     }
     plain = MIRRORED if model.config.mirrored else PLAIN
     _ensure(model, pack, target, plain, [(0, np.arange(len(pack)))], Augmentation(), about, progress)
-    if not views:
-        return FeaturePack(pack.path, target, plain=plain)
     augmentation = augmentation or Augmentation()
+    first = 2 if model.config.mirrored and augmentation.flip else 1  # a mean over both sides has its mirror image in it
+    if views < first:
+        return FeaturePack(pack.path, target, views, plain=plain)
     drawn = "" if views == 1 and augmentation.flip else augmentation.model_dump_json()  # the mirror image is not drawn
-    name = f"views-{_short(str(views), drawn)}"
-    groups = [(view, base_images(pack)) for view in range(1, views + 1)]
+    name = f"views-{_short(str(views), drawn, *(['turned'] if first == 2 else []))}"
+    groups = [(view, base_images(pack)) for view in range(first, views + 1)]
     about |= {"views": views, "augmentation": augmentation.model_dump(mode="json")}
     _ensure(model, pack, target, name, groups, augmentation, about, progress)
-    return FeaturePack(pack.path, target, name, plain=plain)
+    return FeaturePack(pack.path, target, views, others=name, plain=plain)
 
 
 def _short(*texts: str) -> str:
@@ -197,12 +206,12 @@ def _done_before(file: Path, shape: tuple[int, ...]) -> int:
     return 0
 
 
-def _open(folder: Path, name: str) -> np.ndarray:
+def _open(folder: Path, name: str) -> tuple[np.ndarray, dict[str, Any]]:
     file = folder / f"{name}.maps"
     try:
         index = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         if index["schema_version"] != SCHEMA_VERSION or file.stat().st_size != int(np.prod(index["shape"])) * 2:
             raise ValueError("it is not what its index says")
-        return np.memmap(file, dtype=np.float16, mode="r", shape=tuple(index["shape"]))
+        return np.memmap(file, dtype=np.float16, mode="r", shape=tuple(index["shape"])), index
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} cannot be used ({error}); remove {folder}, it is made again") from None
