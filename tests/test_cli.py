@@ -64,6 +64,7 @@ def test_help_is_fast_and_lists_the_verbs() -> None:
         "train",
         "evaluate",
         "compare",
+        "reproduce",
         "parse",
         "part-quality",
         "methods",

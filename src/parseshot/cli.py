@@ -364,7 +364,8 @@ def train(
 @app.command()
 def evaluate(
     model: Annotated[
-        Path, typer.Argument(help="A model directory, or the name of a model that ships (birds-conv4, cub-conv4).")
+        Path,
+        typer.Argument(help="A model directory, or the name of a model that ships (default, cub-conv4, birds-conv4)."),
     ],
     data: Data,
     protocol: ProtocolName = "paper",
@@ -474,6 +475,45 @@ def compare(
         print(f"report {report}", file=sys.stderr)
 
 
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(help="methods: every method on the same frozen features.")],
+    data: Annotated[Path, typer.Option(help="A packed data set, cub or cars at 224 px.")],
+    out: Annotated[Path, typer.Option(help="Where rows are kept; what is there already is not done again.")],
+    budget: Annotated[
+        str, typer.Option(help="cpu: heads on cached features, hours on two cores. paper: says why not.")
+    ] = "cpu",
+    only: Annotated[list[str] | None, typer.Option(help="Only this row; may be given again.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a value in all rows, e.g. training.episodes=100.")
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=2, help="Paired episodes at each number of shots.")] = 10_000,
+    device: Device = "auto",
+    threads: Threads = CORES,
+    as_json: Json = False,
+) -> None:
+    """Train and evaluate the rows of a table with the same images, features, episodes and budget; hours first."""
+    from parseshot.engine.device import choose_device
+    from parseshot.engine.reproduce import markdown
+    from parseshot.engine.reproduce import reproduce as run
+
+    _use_threads(threads)
+    result = run(
+        table,
+        data,
+        out,
+        budget=budget,
+        only=only or (),
+        overrides=overrides or (),
+        episodes=episodes,
+        device=choose_device(device),
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(json.dumps(result, indent=1) if as_json else markdown(result), flush=True)
+    if result["failed"]:
+        raise typer.Exit(1)
+
+
 def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * 1e9)
 
@@ -481,7 +521,8 @@ def _bytes(gigabytes: float | None) -> int | None:
 @app.command()
 def parse(
     model: Annotated[
-        Path, typer.Argument(help="A model directory, or the name of a model that ships (birds-conv4, cub-conv4).")
+        Path,
+        typer.Argument(help="A model directory, or the name of a model that ships (default, cub-conv4, birds-conv4)."),
     ],
     images: Annotated[list[Path], typer.Argument(help="Pictures.")],
     out: Annotated[Path, typer.Option(help="Where the drawings and parts.json go.")],
@@ -503,7 +544,8 @@ def parse(
 @app.command("part-quality")
 def part_quality(
     model: Annotated[
-        Path, typer.Argument(help="A model directory, or the name of a model that ships (birds-conv4, cub-conv4).")
+        Path,
+        typer.Argument(help="A model directory, or the name of a model that ships (default, cub-conv4, birds-conv4)."),
     ],
     data: Annotated[Path, typer.Option(help="A packed data set with annotated positions.")],
     threads: Threads = CORES,
@@ -529,14 +571,27 @@ def part_quality(
 
 @app.command()
 def methods(as_json: Json = False) -> None:
-    """List the methods."""
-    from parseshot.methods import METHODS
+    """List the methods: year, parameters beyond the backbone (640 channels, 5×5 cells), what is fitted at test time."""
+    from parseshot.methods import METHODS, parameters
 
+    rows = [
+        {
+            "name": name,
+            "year": one.year,
+            "parameters": parameters(name),
+            "fitted": one.fitted,
+            "summary": one.summary,
+            "maps": 2 if one.kind.paired else 1,
+        }
+        for name, one in METHODS.items()
+    ]
     if as_json:
-        _print_json(methods=[{"name": name, "year": one.year, "summary": one.summary} for name, one in METHODS.items()])
+        _print_json(methods=rows)
         return
-    for name, one in METHODS.items():
-        print(f"{name:18} {one.year}  {one.summary}")
+    for row in rows:
+        print(f"{row['name']:18} {row['year']}  {row['parameters']:>10,}  {row['summary']}")
+        if row["fitted"] != "nothing":
+            print(f"{'':36}at test time: {row['fitted']}")
 
 
 @app.command()

@@ -155,7 +155,7 @@ class Model(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path: Path | str) -> "Model":
-        """Read what `save_pretrained` wrote, or a model that ships, by its name ("cub-conv4").
+        """Read what `save_pretrained` wrote, or a model that ships, by its name ("default").
 
         Nothing is unpickled, every tensor's name and shape is checked.
         """

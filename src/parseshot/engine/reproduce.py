@@ -1,0 +1,294 @@
+"""Tables whose rows share images, classes, features, episodes and budget. A row is done once; what is there is kept."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from parseshot.data.episodes import draw_episodes
+from parseshot.data.packed import Pack
+from parseshot.data.staging import replace_file
+from parseshot.engine.encoding import Encoded
+from parseshot.engine.evaluation import evaluate, score
+from parseshot.engine.features import FeaturePack
+from parseshot.engine.model import Model
+from parseshot.engine.protocol import Protocol
+from parseshot.engine.recipe import Recipe, load_recipe, shipped_recipes
+from parseshot.engine.run import start_run
+from parseshot.engine.statistics import Interval
+from parseshot.engine.training import EpisodeStage, cached_for
+from parseshot.errors import ModelError, ParseshotError, Stopped, UsageError
+from parseshot.methods import METHODS, takes_pairs
+
+SCHEMA_VERSION = 1
+EPISODES = 10_000
+MEASURED = (2, 16)  # steps and episodes that an estimate is made of
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: a shipped recipe for the data at hand, with some values set."""
+
+    name: str
+    recipe: str  # without the data set's name
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that differ in one thing; differences are to the first."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+def _method(name: str) -> Row:
+    paired = ("model.backbone_options.paired=true",) if takes_pairs(name) else ()
+    return Row(name, "efficientnet-protonet", (f"model.method={name}", *paired))
+
+
+def tables() -> dict[str, Table]:
+    """What can be reproduced, by name."""
+    return {
+        "methods": Table(
+            "Every method on the same frozen features",
+            (Row("dop, all base classes", "efficientnet-dop"), *(_method(name) for name in METHODS)),
+        )
+    }
+
+
+@dataclass
+class Done:
+    """A finished row."""
+
+    name: str
+    accuracies: dict[str, np.ndarray]  # shots → [E]
+    told: dict[str, Any]
+
+
+def reproduce(
+    name: str,
+    data: Path,
+    out: Path,
+    *,
+    budget: str = "cpu",
+    only: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    episodes: int = EPISODES,
+    device: torch.device | None = None,
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """Train and evaluate the rows of a table that are not in `out` yet, and write `out`/table.json and table.md."""
+    if name not in tables():
+        raise UsageError(f"no table {name!r}; there are {', '.join(tables())}")
+    if budget != "cpu":
+        raise UsageError(
+            "--budget paper: the paper's recipes take 44 to 270 hours each on two cores; train them one by one "
+            "(parseshot recipes), then parseshot compare"
+        )
+    table, pack, place = tables()[name], Pack(data), device or torch.device("cpu")
+    unknown = set(only) - {row.name for row in table.rows}
+    if unknown:
+        raise UsageError(f"table {name} has no row {', '.join(sorted(unknown))}")
+    rows = [row for row in table.rows if not only or row.name in only]
+    recipes = {row.name: _recipe(row, pack.name, overrides) for row in rows}
+    fewest = min(len(images) for images in pack.by_class("novel").values())
+    protocol = Protocol(episodes=episodes, queries=max(1, min(15, fewest - 5)))
+    out.mkdir(parents=True, exist_ok=True)
+    keys = {name: _key(recipe, pack, protocol) for name, recipe in recipes.items()}
+    left = [row for row in rows if _read(out, row.name, keys[row.name]) is None]
+    features = {row.name: _features(recipes[row.name], pack, data, place) for row in left}
+    failed: dict[str, str] = {}
+    if left:
+        hours = sum(_estimate(recipes[row.name], features[row.name], protocol, place, failed, row.name) for row in left)
+        say(f"{len(left)} of {len(rows)} rows to do, about {hours / 3600:.1f} hours")
+    for row in left:
+        if row.name in failed:
+            continue
+        started = time.perf_counter()
+        try:
+            done = _do(row, recipes[row.name], features[row.name], protocol, out, place)
+        except Stopped:
+            raise
+        except ParseshotError as error:
+            failed[row.name] = str(error)
+            say(f"{row.name}: {error}")
+            continue
+        _write(out, done, keys[row.name])
+        shown = ", ".join(f"{100 * found.mean():.2f}" for found in done.accuracies.values())
+        say(f"{row.name}: {shown} in {time.perf_counter() - started:.0f} s")
+    found = [kept for row in rows if (kept := _read(out, row.name, keys[row.name]))]
+    result = summary(table, pack, protocol, found, failed)
+    replace_file(out / "table.json", (json.dumps(result, indent=1) + "\n").encode())
+    replace_file(out / "table.md", markdown(result).encode())
+    return result
+
+
+def summary(
+    table: Table, pack: Pack, protocol: Protocol, rows: Sequence[Done], failed: dict[str, str]
+) -> dict[str, Any]:
+    """Means, intervals and paired differences to the first row."""
+    lines = []
+    for done in rows:
+        shots = {}
+        for number, each in done.accuracies.items():
+            mean, apart = Interval.of(each), Interval.of(each - rows[0].accuracies[number])
+            shots[number] = {
+                "accuracy": round(100 * mean.mean, 2),
+                "interval_95": round(100 * mean.half_width, 2),
+                "difference": None if done is rows[0] else round(100 * apart.mean, 2),
+                "difference_interval_95": None if done is rows[0] else round(100 * apart.half_width, 2),
+            }
+        lines.append({"name": done.name, "shots": shots, **done.told})
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "title": table.title,
+        "data": pack.record(),
+        "protocol": protocol.model_dump(mode="json"),
+        "rows": lines,
+        "failed": failed,
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table for reading."""
+    shots = list(result["rows"][0]["shots"]) if result["rows"] else []
+    head = ["row", *(f"{number}-shot" for number in shots), *(f"to the first, {number}-shot" for number in shots)]
+    lines = [[*head, "trained weights", "training", "evaluation"], ["---"] * (len(head) + 3)]
+    for row in result["rows"]:
+        values = [row["shots"][number] for number in shots]
+        lines.append(
+            [
+                row["name"],
+                *(f"{value['accuracy']:.2f} ± {value['interval_95']:.2f}" for value in values),
+                *(
+                    ""
+                    if value["difference"] is None
+                    else f"{value['difference']:+.2f} ± {value['difference_interval_95']:.2f}"
+                    for value in values
+                ),
+                f"{row['trained_weights']:,}",
+                f"{row['training_seconds']:.0f} s",
+                f"{row['evaluation_seconds']:.0f} s",
+            ]
+        )
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return text + "".join(f"\n\n{name} failed: {why}" for name, why in result["failed"].items()) + "\n"
+
+
+def _recipe(row: Row, data: str, overrides: Sequence[str]) -> Recipe:
+    name = f"{data}-{row.recipe}"
+    if name not in shipped_recipes():
+        raise UsageError(f"there is no recipe {name}: this table is for data prepared as cub or cars")
+    return load_recipe(name, [*row.overrides, *overrides])
+
+
+def _key(recipe: Recipe, pack: Pack, protocol: Protocol) -> str:
+    text = recipe.model_dump_json() + pack.fingerprint + protocol.model_dump_json()
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _features(recipe: Recipe, pack: Pack, data: Path, device: torch.device) -> Pack:
+    if recipe.training.cached_views is None:
+        return pack
+    return cached_for(recipe.model, recipe.training, pack, data / "features", device)
+
+
+def _estimate(
+    recipe: Recipe, pack: Pack, protocol: Protocol, device: torch.device, failed: dict[str, str], name: str
+) -> float:
+    """Seconds of training and evaluation, from a few steps and episodes of a model that is thrown away."""
+    try:
+        torch.manual_seed(0)
+        model = Model(recipe.model).to(device)
+        stage = EpisodeStage(model, pack, recipe.training)
+        stage.begin()
+        optimiser = torch.optim.Adam(stage.module.parameters(), lr=recipe.training.lr)
+        steps, drawn = MEASURED
+        started = time.perf_counter()
+        for step in range(steps):
+            stage.step(optimiser, step)
+        training = (time.perf_counter() - started) / steps * recipe.training.episodes
+        return training + _scoring(model, pack, protocol, drawn)
+    except ParseshotError as error:
+        failed[name] = str(error)
+        return 0.0
+
+
+def _scoring(model: Model, pack: Pack, protocol: Protocol, drawn: int) -> float:
+    members = {number: images[:25] for number, images in list(pack.by_class(protocol.split).items())[: protocol.way]}
+    numbers = np.concatenate(list(members.values()))
+    codes = (
+        model.encode_features(pack.maps(numbers)) if isinstance(pack, FeaturePack) else model.encode(pack.load(numbers))
+    )
+    rows = {number: np.flatnonzero(np.isin(numbers, images)) for number, images in members.items()}
+    held = Encoded(codes, rows, numbers, 0, False)
+    total = 0.0
+    for shots in protocol.shots:
+        few = draw_episodes(
+            held.rows,
+            range(drawn),
+            way=protocol.way,
+            shots=protocol.of_each_class(shots),
+            queries=protocol.queries,
+            seed=0,
+        )
+        started = time.perf_counter()
+        score(model.method, codes, few, model.device)
+        total += (time.perf_counter() - started) / drawn * protocol.episodes
+    return total
+
+
+def _do(row: Row, recipe: Recipe, pack: Pack, protocol: Protocol, out: Path, device: torch.device) -> Done:
+    run = out / _slug(row.name)
+    told = start_run(recipe.model, pack, recipe.training, run, resume=(run / "metrics.jsonl").exists(), device=device)
+    model = Model.from_pretrained(run / "best").to(device)
+    started = time.perf_counter()
+    found = evaluate(model, pack, protocol)
+    trained = (model.projection, model.method)
+    return Done(
+        row.name,
+        {str(outcome.shots): outcome.episodes for outcome in found.outcomes},
+        {
+            "val_accuracy": told["val_accuracy"],
+            "training_seconds": told["seconds"],
+            "evaluation_seconds": round(time.perf_counter() - started, 1),
+            "threads": torch.get_num_threads(),
+            "trained_weights": sum(weight.numel() for part in trained for weight in part.parameters()),
+            "recipe": recipe.model_dump(mode="json"),
+        },
+    )
+
+
+def _slug(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "+-." else "-" for letter in name)
+
+
+def _write(out: Path, done: Done, key: str) -> None:
+    folder = out / "rows"
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / f"{_slug(done.name)}.npz", **done.accuracies)  # type: ignore[arg-type]
+    told = {"schema_version": SCHEMA_VERSION, "key": key, "name": done.name, "told": done.told}
+    replace_file(folder / f"{_slug(done.name)}.json", (json.dumps(told, indent=1) + "\n").encode())
+
+
+def _read(out: Path, name: str, key: str) -> Done | None:
+    """A row that was finished with just these settings."""
+    file = out / "rows" / f"{_slug(name)}.json"
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        if told["key"] != key:
+            return None
+        with np.load(file.with_suffix(".npz")) as kept:
+            return Done(name, {shots: kept[shots] for shots in kept.files}, told["told"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{file} is damaged ({error}); remove it, the row is done again") from None

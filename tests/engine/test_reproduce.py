@@ -1,0 +1,90 @@
+"""Tables: rows done once on the same episodes, gone on with, compared in pairs; one bad row is one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parseshot.data.packed import Pack
+from parseshot.engine import reproduce as module
+from parseshot.engine.reproduce import Row, Table, markdown, reproduce
+from parseshot.errors import ModelError, UsageError
+
+LESS = [
+    "training.episodes=2",
+    "training.validation_episodes=3",
+    "training.way=4",
+    "training.shots=1",
+    "training.queries=2",
+    "model.backbone_options.channels=8",
+    "model.image_size=84",
+]
+ROWS = (
+    Row("first", "dop"),
+    Row("second", "protonet"),
+    Row("bad one", "dop", ("model.method_options.scales=[99]",)),
+)
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch, birds: Pack) -> Path:
+    monkeypatch.setattr(module, "tables", lambda: {"three": Table("Three rows", ROWS)})
+    monkeypatch.setattr(module, "_recipe", lambda row, data, overrides: load(f"birds-{row.recipe}", row, overrides))
+    return birds.path
+
+
+def load(name: str, row: Row, overrides: list[str]) -> object:
+    return module.load_recipe(name, [*row.overrides, *overrides])
+
+
+def test_rows_are_done_once_and_compared_in_pairs(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    result = reproduce("three", three, tmp_path, overrides=LESS, episodes=30, say=said.append)
+    assert said[0].startswith("3 of 3 rows to do, about 0.0 hours")
+    assert [row["name"] for row in result["rows"]] == ["first", "second"]
+    assert list(result["failed"]) == ["bad one"]
+    assert "larger than the grid" in result["failed"]["bad one"]
+    kept = {name: np.load(tmp_path / "rows" / f"{name}.npz") for name in ("first", "second")}
+    for shots in ("1", "5"):
+        one, two = (kept[name][shots] for name in ("first", "second"))
+        row = result["rows"][1]["shots"][shots]
+        assert row["difference"] == pytest.approx(100 * (two - one).mean(), abs=0.006)
+        assert result["rows"][0]["shots"][shots]["difference"] is None
+        assert row["accuracy"] == pytest.approx(100 * two.mean(), abs=0.006)
+    assert json.loads((tmp_path / "table.json").read_text()) == result
+    assert (tmp_path / "table.md").read_text() == markdown(result)
+    assert "bad one failed" in markdown(result)
+    assert f"| second | {result['rows'][1]['shots']['1']['accuracy']:.2f} ±" in markdown(result)
+
+    done = module._do
+    monkeypatch.setattr(module, "_do", None)  # doing a row again would fail
+    again = reproduce("three", three, tmp_path, overrides=LESS, episodes=30, only=["first", "second"])
+    assert again["rows"] == result["rows"]
+    monkeypatch.setattr(module, "_do", done)
+    other = reproduce("three", three, tmp_path, overrides=LESS, episodes=20, only=["first"])  # another protocol: again
+    assert len(np.load(tmp_path / "rows" / "first.npz")["1"]) == 20
+    assert other["rows"][0]["name"] == "first"
+
+
+def test_what_cannot_be_done_is_said(three: Path, birds: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="no table 'four'; there are three"):
+        reproduce("four", three, tmp_path)
+    with pytest.raises(UsageError, match="44 to 270 hours"):
+        reproduce("three", three, tmp_path, budget="paper")
+    with pytest.raises(UsageError, match="has no row fourth"):
+        reproduce("three", three, tmp_path, only=["fourth"])
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "first.json").write_text("{")
+    with pytest.raises(ModelError, match=r"first\.json is damaged .* remove it"):
+        reproduce("three", three, tmp_path, only=["first"], overrides=LESS)
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="there is no recipe synthetic-efficientnet-dop"):
+        reproduce("methods", birds.path, tmp_path)
+
+
+def test_every_method_has_a_row() -> None:
+    from parseshot.methods import METHODS
+
+    rows = [row.name for row in module.tables()["methods"].rows]
+    assert rows == ["dop, all base classes", *METHODS]
