@@ -705,3 +705,46 @@ def lcr_terms(f, cells, parts, vectors, hard):
                 apart.append(1 - cosine(cell[row, column], units[k]))
     overlap = np.mean([[(a @ b - (i == j)) ** 2 for j, b in enumerate(units)] for i, a in enumerate(units)])
     return np.mean(apart), overlap
+
+
+# BSNet
+
+
+def conv_map(image: np.ndarray, kernel: np.ndarray, bias: np.ndarray, padding: int) -> np.ndarray:
+    """A 3×3 convolution [out, in, 3, 3] of an image [in, G, G] with padding 0 or 1."""
+    places = range(1 - padding, image.shape[1] - 1 + padding)
+    rows = [[conv3(image, kernel, y, x) + bias for x in places] for y in places]
+    return np.array(rows).transpose(2, 0, 1)
+
+
+def pool2(image: np.ndarray, take) -> np.ndarray:
+    """`take` of each 2×2 cells; an odd last row and column are dropped, a single cell stays."""
+    side = image.shape[1] // 2
+    if image.shape[1] < 2:
+        return image
+    places = range(side)
+    return np.array([[[take(c[2 * y : 2 * y + 2, 2 * x : 2 * x + 2]) for x in places] for y in places] for c in image])
+
+
+def layer_norm(image: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Over channels and cells of one image [C, G, G], then a scale and a shift a channel [C, 1, 1]."""
+    return (image - image.mean()) / math.sqrt(image.var() + 1e-5) * weight + bias
+
+
+def bsnet_relation(query, proto, kernels, norms, linears, padding) -> float:
+    """The relation module on one query and one class map [C, G, G], stacked; kernels (weight, bias) of two blocks."""
+    x = np.concatenate((query, proto))
+    for (kernel, bias), norm in zip(kernels, norms, strict=True):
+        x = np.maximum(pool2(layer_norm(conv_map(x, kernel, bias, padding), *norm), np.max), 0.0)
+    (w1, b1), (w2, b2) = linears
+    return float(1 / (1 + np.exp(-(w2 @ np.maximum(w1 @ x.ravel() + b1, 0.0) + b2))[0]))
+
+
+def bsnet_cosine(query, proto, kernels, norms) -> float:
+    """The cosine module on one query and one class map."""
+    ends = []
+    for x in (query, proto):
+        for (kernel, bias), norm, take in zip(kernels, norms, (np.max, np.mean), strict=True):
+            x = pool2(np.maximum(layer_norm(conv_map(x, kernel, bias, 1), *norm), 0.0), take)
+        ends.append(x.ravel())
+    return float(ends[0] @ ends[1] / (np.linalg.norm(ends[0]) * np.linalg.norm(ends[1])))

@@ -178,6 +178,8 @@ class Representatives(nn.Module):
     length; α knows the photo's entropy only, as a class that was never seen has none.
     """
 
+    labels: Tensor
+
     def __init__(self, method: DOP, base: BasePhotos) -> None:
         super().__init__()
         config, channels = method.config, method.templates.maps[0].shape[1]
