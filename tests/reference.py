@@ -620,7 +620,7 @@ def svm_dual_objective(dual, support, labels) -> float:
 # Bi-FRN
 
 
-def layer_norm(vector: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+def token_norm(vector: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
     return (vector - vector.mean()) / math.sqrt(vector.var() + 1e-5) * scale + shift
 
 
@@ -643,7 +643,7 @@ def bi_frn_tokens(phi: np.ndarray, w: dict[str, np.ndarray]) -> tuple[np.ndarray
             cells[place, c] += math.sin(angle) if c % 2 == 0 else math.cos(angle)
 
     def norm(tokens: np.ndarray, name: str) -> np.ndarray:
-        return np.array([layer_norm(token, w[f"{name}.weight"], w[f"{name}.bias"]) for token in tokens])
+        return np.array([token_norm(token, w[f"{name}.weight"], w[f"{name}.bias"]) for token in tokens])
 
     def linear(tokens: np.ndarray, name: str) -> np.ndarray:
         return tokens @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
@@ -726,11 +726,6 @@ def pool2(image: np.ndarray, take) -> np.ndarray:
     return np.array([[[take(c[2 * y : 2 * y + 2, 2 * x : 2 * x + 2]) for x in places] for y in places] for c in image])
 
 
-def layer_norm(image: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """Over channels and cells of one image [C, G, G], then a scale and a shift a channel [C, 1, 1]."""
-    return (image - image.mean()) / math.sqrt(image.var() + 1e-5) * weight + bias
-
-
 def bsnet_relation(query, proto, kernels, norms, linears, padding) -> float:
     """The relation module on one query and one class map [C, G, G], stacked; kernels (weight, bias) of two blocks."""
     x = np.concatenate((query, proto))
@@ -748,3 +743,69 @@ def bsnet_cosine(query, proto, kernels, norms) -> float:
             x = pool2(np.maximum(layer_norm(conv_map(x, kernel, bias, 1), *norm), 0.0), take)
         ends.append(x.ravel())
     return float(ends[0] @ ends[1] / (np.linalg.norm(ends[0]) * np.linalg.norm(ends[1])))
+
+
+# C2-Net
+
+
+def c2net_refined(high: np.ndarray, middle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cross-layer refinement of two maps [C, r] of one image, after their convolutions."""
+
+    def alike(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        cells = range(left.shape[1])
+        inner = np.array([[float((left[:, i] * right[:, j]).sum()) for j in cells] for i in cells])
+        return np.tanh(inner / math.sqrt(float((inner**2).sum())))
+
+    high = high + middle @ alike(middle, high)
+    return high, middle + high @ alike(high, middle)
+
+
+def c2net_warp(phi: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """A map [C, G, G] seen through x' = x + a·y + b, y' = y + c·x + d (in −1 … 1), bilinear, zero outside."""
+    size = phi.shape[1]
+    found = np.zeros_like(phi)
+    for i in range(size):
+        for j in range(size):
+            x, y = (2 * j + 1) / size - 1, (2 * i + 1) / size - 1
+            column = ((x + shift[0] * y + shift[1] + 1) * size - 1) / 2
+            row = ((y + shift[2] * x + shift[3] + 1) * size - 1) / 2
+            for u in (math.floor(row), math.floor(row) + 1):
+                for v in (math.floor(column), math.floor(column) + 1):
+                    if 0 <= u < size and 0 <= v < size:
+                        found[:, i, j] += (1 - abs(row - u)) * (1 - abs(column - v)) * phi[:, u, v]
+    return found
+
+
+def c2net_distance(query: np.ndarray, prototype: np.ndarray, w: dict[str, np.ndarray]) -> float:
+    """One level: the query [C, G, G] weighted and moved towards the class mean, by the weights' names."""
+
+    def network(vector: np.ndarray, first: str, rest: str) -> np.ndarray:
+        hidden = w[f"{first}.weight"] @ vector + w[f"{first}.bias"]
+        hidden = np.maximum(token_norm(hidden, w[f"{rest}.0.weight"], w[f"{rest}.0.bias"]), 0.0)
+        return w[f"{rest}.2.weight"] @ hidden + w[f"{rest}.2.bias"]
+
+    of_class = prototype.mean((1, 2))
+    weights = 1 + np.tanh(network(np.concatenate((of_class, query.mean((1, 2)))), "pair", "weigh"))
+    query = query * weights[:, None, None]
+    shift = network(np.concatenate((of_class, query.mean((1, 2)))), "weighted_pair", "move")
+    return float(((prototype - c2net_warp(query, shift)) ** 2).mean())
+
+
+# SAML
+
+
+def saml_selected(query: np.ndarray, proto: np.ndarray, temperature: float) -> np.ndarray:
+    """The weighted relation matrix [r, r] of cells [r, C], one pair of cells at a time."""
+    cells = len(query)
+
+    def unit(cell: np.ndarray) -> np.ndarray:
+        return (cell - cell.mean()) / np.linalg.norm(cell - cell.mean())
+
+    relation = np.array([[float(unit(x) @ unit(s)) for s in proto] for x in query])
+    exps = np.exp(relation / temperature)
+    found = np.zeros_like(relation)
+    for i in range(cells):
+        for j in range(cells):
+            weight = exps[i, j] / exps[i].sum() + exps[i, j] / exps[:, j].sum()
+            found[i, j] = relation[i, j] * weight * cells / 2
+    return found

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-import reference
 import torch
 
+import reference
 from parseshot.methods import BasePhotos, build_method
 from parseshot.methods.afhn import AFHN, Adversary, collapse, others_mean
 

@@ -55,8 +55,8 @@ def test_both_similarities_and_the_loss(size: int) -> None:
     np.testing.assert_allclose(method.logits(query, support, LABELS).detach(), 5 * (relation + cosine), atol=1e-6)
     terms = method.loss(query, support, LABELS, torch.tensor([1, 0]))
     wanted = np.array([[0.0, 1.0], [1.0, 0.0]])
-    assert float(terms["relation"]) == pytest.approx(((relation - wanted) ** 2).mean())
-    assert float(terms["cosine"]) == pytest.approx(((cosine - wanted) ** 2).mean())
+    assert float(terms["relation"].detach()) == pytest.approx(((relation - wanted) ** 2).mean())
+    assert float(terms["cosine"].detach()) == pytest.approx(((cosine - wanted) ** 2).mean())
 
 
 def test_the_relation_depends_on_which_is_the_query_the_cosine_does_not() -> None:

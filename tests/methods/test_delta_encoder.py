@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import reference
 import torch
 
+import reference
 from parseshot.methods import BasePhotos, build_method
 from parseshot.methods.delta_encoder import DeltaEncoder, self_weighted
 

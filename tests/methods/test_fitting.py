@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import reference
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
+import reference
 from parseshot.methods.fitting import (
     Standardise,
     photo_weights,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
 import torch
 
+import reference
 from parseshot.errors import UsageError
 from parseshot.methods import BasePhotos, build_method
 from parseshot.methods.lcr import LCR, Compositional

@@ -52,7 +52,7 @@ def test_ridge_scores_are_those_of_the_normal_equations(labels: list[int], poole
     found = method.logits(codes.take(slice(shown, None)), codes.take(slice(shown)), torch.tensor(labels)).detach()
     flat, first = (each.mean((2, 3)) if pooled else each.flatten(1) for each in (features, maps(20, seed=9)))
     unit = flat.numpy() / math.sqrt(float((first**2).sum(1).mean()))
-    expected = 10 * unit[shown:] @ reference.ridge_weights(unit[:shown], labels, lam).T
+    expected = 3 * unit[shown:] @ reference.ridge_weights(unit[:shown], labels, lam).T
     np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
@@ -63,7 +63,7 @@ def test_svm_scores_are_those_of_liblinear(labels: list[int], cost: float) -> No
     codes = method.encode(maps(shown + 4))
     found = method.logits(codes.take(slice(shown, None)), codes.take(slice(shown)), torch.tensor(labels)).detach()
     unit = codes["x"].numpy()
-    expected = 10 * unit[shown:] @ liblinear(unit[:shown], np.array(labels), cost).T
+    expected = 3 * unit[shown:] @ liblinear(unit[:shown], np.array(labels), cost).T
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 

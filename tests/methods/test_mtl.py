@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
 import torch
 
+import reference
 from parseshot.backbones import build_backbone
 from parseshot.engine.model import Model, ModelConfig
 from parseshot.methods import adapt_backbone, build_method

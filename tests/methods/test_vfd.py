@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import reference
 import torch
 from torch import Tensor
 
+import reference
 from parseshot.methods import BasePhotos, build_method
 from parseshot.methods.vfd import VFD, divergence
 

@@ -26,6 +26,7 @@ from parseshot.methods.metaoptnet import MetaOptNet, MetaOptNetConfig
 from parseshot.methods.mtl import MTL, MTLConfig
 from parseshot.methods.protonet import ProtoNet, ProtoNetConfig
 from parseshot.methods.renet import RENet, RENetConfig
+from parseshot.methods.saml import SAML, SAMLConfig
 from parseshot.methods.simpleshot import SimpleShot, SimpleShotConfig
 from parseshot.methods.srm import SRM, SRMConfig
 from parseshot.methods.tdm import TDMFRN, TDMFRNConfig, TDMProtoNet, TDMProtoNetConfig
@@ -103,6 +104,7 @@ METHODS: dict[str, MethodEntry] = {
         "features composed of annotated attributes or parts",
         "a softmax classifier, 50 steps",
     ),
+    "saml": MethodEntry(SAML, SAMLConfig(), 2019, "a perceptron on the attended relations of all pairs of cells"),
     "dsn": MethodEntry(DSN, DSNConfig(), 2020, "nearest subspace through the photos of a class", "a subspace a class"),
     "ctx": MethodEntry(CTX, CTXConfig(), 2020, "cells of the query against the cells of a class they attend to"),
     "deepemd": MethodEntry(

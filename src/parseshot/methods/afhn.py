@@ -40,8 +40,8 @@ class AFHN(Method):
     Known to us are the paper's abstract, its first figure and the three losses, no code. Different or our own choice:
     the generator adds to the mean; the classification loss is that of the classifier used at test time, ridge
     regression in closed form, with the same noise for every class; generator and critic take one step each at a time,
-    in one minimisation through a reversed gradient, made ten times weaker; the critic and the anti-collapse term see features as they are, so
-    the backbone learns from the classification alone. Lipschitz by gradient penalty, as WGAN-GP has it.
+    in one minimisation through a reversed gradient, made ten times weaker; the critic and the anti-collapse term see
+    features as they are, so the backbone learns from the classification alone. Lipschitz by WGAN-GP's gradient penalty.
     """
 
     noise: Tensor
@@ -60,7 +60,7 @@ class AFHN(Method):
     def generate(self, given: Tensor, noise: Tensor) -> Tensor:
         """G(s, z) for class features [..., C] and noise [..., 32] that broadcast."""
         hidden = F.leaky_relu(self.from_class(given) + self.from_noise(noise), 0.2)
-        return given + self.out(hidden)  # type: ignore[no-any-return]
+        return given + self.out(hidden)
 
     def encode(self, features: Tensor) -> Encoding:
         return Encoding(f=self.standardise(features.mean((-1, -2))))  # [B, C]

@@ -67,7 +67,7 @@ class BSNet(Method):
         """Maps through the blocks of the cosine module, as unit vectors [B, D]."""
         found = _pool(self.norms[2](self.alone[0](features)), F.max_pool2d).relu()
         found = self.norms[3](self.alone[1](found)).relu()
-        return F.normalize(_pool(found, F.max_pool2d).flatten(1), dim=1)
+        return F.normalize(_pool(found, F.avg_pool2d).flatten(1), dim=1)
 
     def similarities(self, query: Encoding, support: Encoding, labels: Tensor) -> tuple[Tensor, Tensor]:
         """By the relation module and by the cosine one, [Q, N] each."""

@@ -96,7 +96,7 @@ class C2NetConfig(Config):
 
     kernel: Literal[1, 3] = 3  # of the convolutions on the finer map; the authors: 3 for Conv-4, 1 for ResNet
     noise: float = Field(0.2, ge=0, le=1)  # on the weights of an image's channels, ± this, in training
-    logit_scale: float = Field(10.0, gt=0)
+    logit_scale: float = Field(1.0, gt=0)
 
 
 class C2Net(Method):

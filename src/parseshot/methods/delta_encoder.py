@@ -25,10 +25,10 @@ class DeltaEncoderConfig(Config):
 class DeltaEncoder(Method):
     """Schwartz et al., "Δ-encoder: an effective sample synthesis method for few-shot object recognition", NeurIPS 2018.
 
-    From two features x, y of one base class an encoder makes a short code z = E(x, y), and a decoder gives x back from z
-    and y. At test time codes of base pairs are applied to each support photo, and a linear classifier is fitted on what
-    comes out and on the photos themselves. Trained by its companion alone: a classifier of the base classes for the
-    backbone, the reconstruction on its features as they are.
+    From two features x, y of one base class an encoder makes a short code z = E(x, y), and a decoder gives x back from
+    z and y. At test time codes of base pairs are applied to each support photo, and a linear classifier is fitted on
+    what comes out and on the photos themselves. Trained by its companion alone: a classifier of the base classes for
+    the backbone, the reconstruction on its features as they are.
 
     As in the authors' code (EliSchwartz/DeltaEncoder): codes of 16 numbers, one leaky hidden layer with dropout, an
     error weighted by itself, Σ|d|³ / Σ|d|². Different: the decoder adds to y; the codes are those of the latest
@@ -54,12 +54,12 @@ class DeltaEncoder(Method):
         """z = E(x, y): [B, C], [B, C] → [B, 16]."""
         first, last = self.encoder
         hidden: Tensor = F.leaky_relu(first(torch.cat((x, anchor), 1)), 0.2)
-        return last(F.dropout(hidden, dropout, training=dropout > 0))  # type: ignore[no-any-return]
+        return last(F.dropout(hidden, dropout, training=dropout > 0))
 
     def apply_delta(self, code: Tensor, anchor: Tensor, dropout: float = 0.0) -> Tensor:
         """x̂ = y + D(z, y) for codes [..., 16] and anchors [..., C] that broadcast."""
         hidden = F.leaky_relu(self.from_code(code) + self.from_anchor(anchor), 0.2)
-        return anchor + self.out(F.dropout(hidden, dropout, training=dropout > 0))  # type: ignore[no-any-return]
+        return anchor + self.out(F.dropout(hidden, dropout, training=dropout > 0))
 
     def encode(self, features: Tensor) -> Encoding:
         return Encoding(f=self.standardise(features.mean((-1, -2))))  # [B, C]

@@ -27,11 +27,11 @@ class FOT(Method):
     of what is left, so that each support photo gives further examples for any few-shot classifier; here a linear one.
     Trained by its companion alone: a classifier of the base classes, and the generator on its maps as they are.
 
-    Known to us are the paper's abstract and keywords ("saliency map matching"), no code. The paper works on images, ours
-    on feature maps: the foreground is where a cell's energy e is high, φ·e / (e + mean e); that mask is the posture; the
-    generator learns to turn one photo's foreground map into that of another of its class, given both masks, from the
-    neighbours of a cell and the mean of all. Its target postures at test time are masks of the latest training batch,
-    the same for every photo. Ridge regression in closed form, in which the photos have half of the weight.
+    Known to us are the paper's abstract and keywords ("saliency map matching"), no code. The paper works on images,
+    ours on feature maps: the foreground is where a cell's energy e is high, φ·e / (e + mean e); that mask is the
+    posture; the generator learns to turn one photo's foreground map into that of another of its class, given both
+    masks, from the neighbours of a cell and the mean of all. Its target postures at test time are masks of the latest
+    training batch, the same for every photo. Ridge regression in closed form; the photos have half of the weight.
     """
 
     episodic = False
@@ -58,12 +58,12 @@ class FOT(Method):
     def inner(self, maps: Tensor, posture: Tensor) -> Tensor:
         """What the generator knows of a photo before it is told the posture to turn to, [B, hidden, G, G]."""
         whole = self.from_whole(maps.mean((2, 3)))[:, :, None, None]  # what is to appear elsewhere
-        return self.from_map(maps) + whole + self.from_posture(posture)  # type: ignore[no-any-return]
+        return self.from_map(maps) + whole + self.from_posture(posture)
 
     def transform(self, maps: Tensor, posture: Tensor, target: Tensor) -> Tensor:
         """Foreground maps [B, C, G, G] in another posture [B, 1, G, G]."""
         hidden = F.leaky_relu(self.inner(maps, posture) + self.to_posture(target), 0.2)
-        return maps + self.out(hidden)  # type: ignore[no-any-return]
+        return maps + self.out(hidden)
 
     def pooled_transforms(self, maps: Tensor, posture: Tensor) -> Tensor:
         """What pooling the maps in all kept postures changes, [B, Z, C]: pooling and the last layer change places."""

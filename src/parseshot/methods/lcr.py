@@ -32,7 +32,7 @@ class LCR(Method):
     """Tokmakov, Wang, Hebert, "Learning Compositional Representations for Few-Shot Recognition", ICCV 2019.
 
     While a classifier of the base classes is trained, each attribute has a learned vector, and a photo's feature is
-    drawn to those of its class's attributes: to their sum (hard), or to each, which leaves room for other things (soft).
+    drawn to those of its class's attributes: to their sum (hard), or to each, which leaves room for others (soft).
     The vectors are kept orthogonal. At test time a linear classifier is fitted on the support features.
 
     Known to us are the paper's abstract and second figure. Attributes are read from a file, which for CUB is made of

@@ -20,7 +20,7 @@ class MetaOptNetConfig(Config):
     ridge: float = Field(0.01, gt=0)  # λ of mean ‖y − Wx‖² + λ‖W‖²
     cost: float = Field(100.0, gt=0)  # c of ½‖W‖² + c · mean hinge loss
     iterations: int = Field(300, ge=1, le=100_000)  # of the SVM's solver
-    logit_scale: float = Field(10.0, gt=0)  # where the learned scale starts
+    logit_scale: float = Field(3.0, gt=0)  # where the learned scale starts: a first cross-entropy near ln N
 
 
 class MetaOptNet(Method):

@@ -23,19 +23,19 @@ class VFDConfig(Config):
 
 
 class VFD(Method):
-    """Xu, Le, Huang, Athar, Samaras, "Variational Feature Disentangling for Fine-Grained Few-Shot Classification", 2021.
+    """Xu et al., "Variational Feature Disentangling for Fine-Grained Few-Shot Classification", ICCV 2021.
 
-    ICCV 2021. A feature is a part that tells the class plus a variation that does not. The variation is encoded from
-    the map by a variational auto-encoder, so that over all classes it follows N(0, I); with it the map is decoded again,
-    and with it the class must still be told. At test time variations drawn from N(0, I) are added to the support
-    features, and a classifier is fitted on these and the photos. Trained by its companion alone, in which encoder and
-    decoder are: they are not needed afterwards.
+    A feature is a part that tells the class plus a variation that does not. The variation is encoded from the map by a
+    variational auto-encoder, so that over all classes it follows N(0, I); with it the map is decoded again, and with it
+    the class must still be told. At test time variations drawn from N(0, I) are added to the support features, and a
+    classifier is fitted on these and the photos. Trained by its companion alone, in which encoder and decoder are: they
+    are not needed afterwards.
 
     After the authors' code (cvlab-stonybrook/vfd-iccv21, methods/baselinevae.py and finetune_sample.py). Different: the
     class part is a learned linear map of the pooled features, which starts as the identity, so that there is something
-    to learn on a frozen backbone; one convolution each way instead of three; the plain KL divergence
-    instead of its three parts; the error in shares of the map's energy; a linear instead of a cosine classifier, by full gradient steps; the same
-    drawn variations for every photo.
+    to learn on a frozen backbone; one convolution each way instead of three; the plain KL divergence instead of its
+    three parts; the error in shares of the map's energy; a linear instead of a cosine classifier, by full gradient
+    steps; the same drawn variations for every photo.
     """
 
     episodic = False
