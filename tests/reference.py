@@ -726,11 +726,16 @@ def pool2(image: np.ndarray, take) -> np.ndarray:
     return np.array([[[take(c[2 * y : 2 * y + 2, 2 * x : 2 * x + 2]) for x in places] for y in places] for c in image])
 
 
+def norm_map(image: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Layer norm over channels and cells of one image [C, G, G], then a scale and a shift a channel [C, 1, 1]."""
+    return (image - image.mean()) / math.sqrt(image.var() + 1e-5) * weight + bias
+
+
 def bsnet_relation(query, proto, kernels, norms, linears, padding) -> float:
     """The relation module on one query and one class map [C, G, G], stacked; kernels (weight, bias) of two blocks."""
     x = np.concatenate((query, proto))
     for (kernel, bias), norm in zip(kernels, norms, strict=True):
-        x = np.maximum(pool2(layer_norm(conv_map(x, kernel, bias, padding), *norm), np.max), 0.0)
+        x = np.maximum(pool2(norm_map(conv_map(x, kernel, bias, padding), *norm), np.max), 0.0)
     (w1, b1), (w2, b2) = linears
     return float(1 / (1 + np.exp(-(w2 @ np.maximum(w1 @ x.ravel() + b1, 0.0) + b2))[0]))
 
@@ -740,7 +745,7 @@ def bsnet_cosine(query, proto, kernels, norms) -> float:
     ends = []
     for x in (query, proto):
         for (kernel, bias), norm, take in zip(kernels, norms, (np.max, np.mean), strict=True):
-            x = pool2(np.maximum(layer_norm(conv_map(x, kernel, bias, 1), *norm), 0.0), take)
+            x = pool2(np.maximum(norm_map(conv_map(x, kernel, bias, 1), *norm), 0.0), take)
         ends.append(x.ravel())
     return float(ends[0] @ ends[1] / (np.linalg.norm(ends[0]) * np.linalg.norm(ends[1])))
 

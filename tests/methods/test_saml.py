@@ -14,8 +14,11 @@ LABELS = torch.tensor([1, 0, 1, 1])
 
 def build(size: int = SIZE) -> SAML:
     torch.manual_seed(1)
-    method = build_method("saml", CHANNELS, size, {"hidden": 7, "temperature": 0.3, "logit_scale": 4.0}).double()
+    method = build_method("saml", CHANNELS, size, {"hidden": 7}).double()
     assert isinstance(method, SAML)
+    with torch.no_grad():  # exactly, not as float32 has them
+        method.log_temperature.fill_(np.log(0.3))
+        method.log_scale.fill_(np.log(4.0))
     return method
 
 
@@ -37,7 +40,7 @@ def test_scores_are_a_perceptron_of_the_selected_relations() -> None:
             x = matrix.ravel()
             for weight, bias in weights:
                 x = np.maximum(weight @ x + bias, 0.0)
-            assert float(found[q, y]) == pytest.approx(4.0 * matrix.mean() + float((last @ x)[0]), abs=1e-6)
+            assert float(found[q, y]) == pytest.approx(4.0 * matrix.mean() + float((last @ x)[0]), abs=1e-10)
 
 
 def test_attention_prefers_the_pairs_that_belong_together() -> None:
