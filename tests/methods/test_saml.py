@@ -24,7 +24,7 @@ def build(size: int = SIZE) -> SAML:
 
 def maps(count: int, seed: int, size: int = SIZE) -> torch.Tensor:
     random = torch.Generator().manual_seed(seed)
-    return torch.randn(count, CHANNELS, size, size, generator=random, dtype=torch.float64).relu() + 0.05
+    return torch.randn(count, CHANNELS, size, size, generator=random, dtype=torch.float64).abs()
 
 
 def test_scores_are_a_perceptron_of_the_selected_relations() -> None:
@@ -60,6 +60,14 @@ def test_a_fine_map_is_pooled_to_the_authors_grid() -> None:
     assert codes["f"].shape == (3, 100, CHANNELS)
     torch.testing.assert_close(codes["f"][0, 0], features[0, :, :2, :2].mean((1, 2)))
     assert method.logits(codes, codes, torch.arange(3)).shape == (3, 3)
+
+
+def test_a_cell_with_equal_channels_relates_to_nothing() -> None:
+    """Less its mean it is rounding noise, which must not be blown up to unit length."""
+    features = maps(2, seed=5)
+    features[0, :, 1, 1] = 0.05
+    cells = build().encode(features)["f"]
+    assert float(build().selected(cells[:1], cells[1:])[0, 0, 4].abs().max().detach()) < 1e-3
 
 
 def test_an_empty_map_has_finite_scores_and_gradients() -> None:

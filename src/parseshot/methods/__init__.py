@@ -30,6 +30,7 @@ from parseshot.methods.saml import SAML, SAMLConfig
 from parseshot.methods.simpleshot import SimpleShot, SimpleShotConfig
 from parseshot.methods.srm import SRM, SRMConfig
 from parseshot.methods.tdm import TDMFRN, TDMFRNConfig, TDMProtoNet, TDMProtoNetConfig
+from parseshot.methods.tpms import TPMS, TPMSConfig
 from parseshot.methods.vfd import VFD, VFDConfig
 
 __all__ = [
@@ -140,6 +141,9 @@ METHODS: dict[str, MethodEntry] = {
         "a ridge regression on photos and synthetic features",
     ),
     "bsnet": MethodEntry(BSNet, BSNetConfig(), 2021, "a learned relation and a cosine, added up"),
+    "tpms": MethodEntry(
+        TPMS, TPMSConfig(), 2021, "parts found by filters that are made for the task", "part filters, by a network"
+    ),
     "tdm-protonet": MethodEntry(
         TDMProtoNet, TDMProtoNetConfig(), 2022, "ProtoNet with weights on the channels that tell the classes apart"
     ),

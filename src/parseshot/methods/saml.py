@@ -64,5 +64,5 @@ class SAML(Method):
         query, classes = (F.normalize(each - each.mean(-1, keepdim=True), dim=-1) for each in (query, classes))
         relation = torch.einsum("qic,njc->qnij", query, classes)
         sharp = relation * (-self.log_temperature).exp()
-        weights = torch.softmax(sharp, -1) + torch.softmax(sharp, -1)
+        weights = torch.softmax(sharp, -1) + torch.softmax(sharp, -2)
         return relation * weights * (relation.shape[-1] / 2)
