@@ -814,3 +814,90 @@ def saml_selected(query: np.ndarray, proto: np.ndarray, temperature: float) -> n
             weight = exps[i, j] / exps[i].sum() + exps[i, j] / exps[:, j].sum()
             found[i, j] = relation[i, j] * weight * cells / 2
     return found
+
+
+# TPMN
+
+
+def perceptron(x: np.ndarray, layers) -> np.ndarray:
+    """Linear, ReLU, linear; layers [(weight, bias), (weight, bias)]."""
+    (w1, b1), (w2, b2) = layers
+    return w2 @ np.maximum(w1 @ x + b1, 0.0) + b2
+
+
+def over_classes(values: list[np.ndarray]) -> np.ndarray:
+    """Mean and deviation over the classes, of vectors [C]: [2·C]."""
+    mean = sum(values) / len(values)
+    return np.concatenate((mean, np.sqrt(sum((value - mean) ** 2 for value in values) / len(values) + 1e-6)))
+
+
+def find_part(cells: np.ndarray, part_filter: np.ndarray) -> np.ndarray:
+    """The mean of the cells [r, C] by their attention."""
+    exps = [math.exp(float(cell @ part_filter) / math.sqrt(len(cell))) for cell in cells]
+    return sum(weight * cell for weight, cell in zip(exps, cells, strict=True)) / sum(exps)
+
+
+def tpms_distances(queries, supports, labels, filters, learner, importance) -> np.ndarray:
+    """Weighted part distances [Q, N] of images as cells [r, C]."""
+    classes = max(labels) + 1
+    members = [[cells for cells, label in zip(supports, labels, strict=True) if label == y] for y in range(classes)]
+    statistics = over_classes([sum(cells.mean(0) for cells in photos) / len(photos) for photos in members])
+    filters = filters + perceptron(statistics, learner).reshape(filters.shape)
+    prototypes = [[sum(find_part(c, f) for c in photos) / len(photos) for f in filters] for photos in members]
+    raw = [float(perceptron(over_classes([one[p] for one in prototypes]), importance)[0]) for p in range(len(filters))]
+    weights = np.exp(raw) / np.exp(raw).sum()
+    found = np.zeros((len(queries), classes))
+    for q, cells in enumerate(queries):
+        for y in range(classes):
+            for p, part_filter in enumerate(filters):
+                found[q, y] += weights[p] * float(((find_part(cells, part_filter) - prototypes[y][p]) ** 2).mean())
+    return found
+
+
+# ConstellationNet
+
+
+def kmeans_step(cells: np.ndarray, centres: np.ndarray, counts: np.ndarray, sharpness: float):
+    """Soft mini-batch k-means (Sculley 2010): a step of rate share / count towards each centre's mean cell."""
+    units = [cell / np.linalg.norm(cell) for cell in cells]
+    shares = []
+    for unit in units:
+        exps = np.array([math.exp(sharpness * float(unit @ centre) / np.linalg.norm(centre)) for centre in centres])
+        shares.append(exps / exps.sum())
+    moved, weighed = centres.copy(), counts.copy()
+    for k in range(len(centres)):
+        weight = sum(share[k] for share in shares)
+        mean = sum(share[k] * unit for share, unit in zip(shares, units, strict=True)) / weight
+        weighed[k] += weight
+        moved[k] += weight / weighed[k] * (mean - centres[k])
+    return moved, weighed
+
+
+def sine_position(x: int, y: int, width: int) -> np.ndarray:
+    """The code of a cell, counted from 1: half for y, half for x."""
+    half = width // 2
+    code = []
+    for place in (y, x):
+        for t in range(half):
+            angle = place / 10_000 ** (2 * (t // 2) / half)
+            code.append(math.sin(angle) if t % 2 == 0 else math.cos(angle))
+    return np.array(code)
+
+
+def many_headed(values: np.ndarray, positions: np.ndarray, weights, biases, merge, heads: int) -> np.ndarray:
+    """Multi-head self-attention on tokens [r, D]; weights and biases of query, key, value, then (weight, bias)."""
+    placed = values + positions
+    q, k, v = (x @ w.T + b for x, w, b in zip((placed, placed, values), weights, biases, strict=True))
+    width = q.shape[1] // heads
+    found = np.zeros_like(v)
+    for head in range(heads):
+        part = slice(head * width, (head + 1) * width)
+        for i in range(len(q)):
+            scores = np.array([float(q[i, part] @ k[j, part]) / math.sqrt(width) for j in range(len(k))])
+            exps = np.exp(scores - scores.max())
+            found[i, part] = sum(exps[j] / exps.sum() * v[j, part] for j in range(len(k)))
+    return found @ merge[0].T + merge[1]
+
+
+def norm_token(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    return (x - x.mean()) / math.sqrt(x.var() + 1e-5) * weight + bias

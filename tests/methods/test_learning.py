@@ -19,6 +19,7 @@ MARGINS = {  # those that learn by the base classes' labels alone, or a few hund
     "baseline++": 0.03,
     "simpleshot": 0.03,
     "mtl": 0.02,
+    "vfd": 0.01,
 }
 OPTIONS: dict[str, dict] = {}
 UNTRAINED = {"dop-paper": "trained in docs/results.md only: at the paper's learning rate a few episodes do nothing"}

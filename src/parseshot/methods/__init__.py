@@ -13,6 +13,7 @@ from parseshot.methods.baseline_pp import BaselinePP, BaselinePPConfig
 from parseshot.methods.bi_frn import BiFRN, BiFRNConfig
 from parseshot.methods.bsnet import BSNet, BSNetConfig
 from parseshot.methods.c2net import C2Net, C2NetConfig
+from parseshot.methods.constellation import Constellation, ConstellationConfig
 from parseshot.methods.ctx import CTX, CTXConfig
 from parseshot.methods.deepemd import DeepEMD, DeepEMDConfig
 from parseshot.methods.delta_encoder import DeltaEncoder, DeltaEncoderConfig
@@ -144,6 +145,7 @@ METHODS: dict[str, MethodEntry] = {
     "tpms": MethodEntry(
         TPMS, TPMSConfig(), 2021, "parts found by filters that are made for the task", "part filters, by a network"
     ),
+    "constellation": MethodEntry(Constellation, ConstellationConfig(), 2021, "clusters of cells, related by attention"),
     "tdm-protonet": MethodEntry(
         TDMProtoNet, TDMProtoNetConfig(), 2022, "ProtoNet with weights on the channels that tell the classes apart"
     ),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from parseshot.config import Config
 from parseshot.methods.base import Encoding, Method
-from parseshot.methods.frn import as_cells, class_cells
+from parseshot.methods.frn import as_cells
 
 
 def with_positions(cells: Tensor) -> Tensor:
@@ -95,29 +95,21 @@ class BiFRN(Method):
         return Encoding(qkv=torch.cat((asks / math.sqrt(asks.shape[-1]), keys, values), -1))  # [B, r, 3C]
 
     def logits(self, query: Encoding, support: Encoding, labels: Tensor) -> Tensor:
-        of_classes, shots = class_cells(support["qkv"], labels)  # [N, m, 3C]
-        (queries, size, _), (classes, places, width) = query["qkv"].shape, of_classes.shape
-        channels = width // 3
+        (queries, size, width), channels = query["qkv"].shape, query["qkv"].shape[2] // 3
         asks, keys, values = query["qkv"].flatten(0, 1).chunk(3, -1)  # [Q·r, C]
-        class_asks, class_keys, class_values = of_classes.flatten(0, 1).chunk(3, -1)  # [N·m, C]
-        products = values @ class_values.T  # [Q·r, N·m]
-        own = torch.arange(places, device=labels.device) < size * shots[:, None]  # [N, m]; the others fill up
-        scores = (class_keys @ asks.T).unflatten(0, (classes, places))  # [N, m, Q·r]
-        if not bool(own.all()):
-            scores = scores.masked_fill(~own[:, :, None], -math.inf)
-        of_query = reconstruction_errors(
-            scores,
-            products.T.unflatten(0, (classes, places)),
-            values,
-            class_values.unflatten(0, (classes, places)),
-        )  # [N, Q·r]
-        of_class = reconstruction_errors(
-            (keys @ class_asks.T).unflatten(0, (queries, size)),
-            products.unflatten(0, (queries, size)),
-            class_values,
-            values.unflatten(0, (queries, size)),
-        )  # [Q, N·m]
-        query_error = of_query.unflatten(1, (queries, size)).mean(-1).T  # [Q, N]
-        class_error = (of_class.unflatten(1, (classes, places)) * own).sum(-1) / (size * shots)  # [Q, N]
-        distance = self.class_weight * class_error + self.query_weight * query_error
-        return -self.log_scale.exp() / channels * distance
+        per_query = values.unflatten(0, (queries, size))  # [Q, r, C]
+        distances = []
+        for label in range(int(labels.max()) + 1):  # one class at a time: what is made for it stays small
+            own = support["qkv"][(labels == label).nonzero()[:, 0]].view(-1, width)
+            class_asks, class_keys, class_values = own.chunk(3, -1)  # [m, C]
+            products = values @ class_values.T  # [Q·r, m]
+            of_query = reconstruction_errors((class_keys @ asks.T)[None], products.T[None], values, class_values[None])
+            of_class = reconstruction_errors(
+                (keys @ class_asks.T).unflatten(0, (queries, size)),
+                products.unflatten(0, (queries, size)),
+                class_values,
+                per_query,
+            )  # [Q, m]
+            query_error = of_query.view(queries, size).mean(1)
+            distances.append(self.class_weight * of_class.mean(1) + self.query_weight * query_error)  # [Q]
+        return -self.log_scale.exp() / channels * torch.stack(distances, 1)  # [Q, N]
