@@ -97,7 +97,7 @@ class Constellation(Method):
     def related(self, parts: Tensor) -> Tensor:
         """A layer of self-attention on [B, r, clusters]; only queries and keys know the positions."""
         placed = parts + self.positions
-        attended, _ = self.attention(placed, placed, placed, need_weights=False)
+        attended, _ = self.attention(placed, placed, parts, need_weights=False)
         parts = self.norms[0](parts + self.drop(attended))
         found: Tensor = self.norms[1](parts + self.drop(self.mlp(parts)))
         return found
