@@ -41,6 +41,10 @@ ifneq ($(DATA),)
 	$(BIN)/python benchmarks/allocator.py --data build/cub
 	$(BIN)/python benchmarks/evaluation.py --data build/cub
 	$(BIN)/python benchmarks/training.py --data build/cub
+	$(BIN)/parseshot data prepare cub --source $(DATA)/CUB_200_2011.tgz --size 224 --out build/cub-224
+	$(BIN)/python benchmarks/features.py --data build/cub-224
+	$(BIN)/python benchmarks/first_answer.py --source $(DATA)/stanford_cars.tgz
+	$(BIN)/python benchmarks/heads.py
 endif
 
 results-check: $(READY)
