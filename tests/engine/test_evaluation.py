@@ -25,7 +25,7 @@ from parseshot.engine.protocol import Protocol
 from parseshot.engine.results import DOCUMENTS, comparison_result, evaluation_result, json_schema, model_card
 from parseshot.engine.statistics import Interval
 from parseshot.errors import DataError, ModelError, UsageError
-from parseshot.methods import METHODS, Encoding, Method, build_method
+from parseshot.methods import METHODS, Encoding, Method, build_method, takes_pairs
 from parseshot.methods.protonet import ProtoNet, ProtoNetConfig
 from parseshot.parts.distance import class_mean
 
@@ -124,8 +124,9 @@ def test_a_model_is_refused_on_classes_it_was_trained_on(birds: Pack, tmp_path: 
 @pytest.mark.parametrize("shots", [1, 5, (1, 2, 5)])
 def test_many_at_a_time_is_one_by_one(name: str, shots: int | tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    method = build_method(name, 16, 5).eval()
-    maps = torch.randn(90, 16, 5, 5).relu()
+    fine = 4 if takes_pairs(name) else 0
+    method = build_method(name, 16, 5, fine=fine).eval()
+    maps = torch.randn(90, 16 + 4 * fine, 5, 5).relu()
     method.initialise(maps)
     with torch.inference_mode():
         encoding = method.encode(maps)

@@ -13,7 +13,7 @@ REACH = 2  # cells around each that it is correlated with: a 5×5 neighbourhood,
 
 
 class RENetConfig(Config):
-    """Temperatures and weights are those published for CUB; `hidden` is 16 there, at eight times the cost."""
+    """Temperatures and weights are those published for CUB; `hidden` is 16 there, at four times the cost."""
 
     width: int = Field(64, ge=1)  # channels of the self-correlation's convolutions, and of the cross-correlation
     hidden: int = Field(4, ge=1)  # channels between the two 4-D convolutions
@@ -31,7 +31,7 @@ class RENet(Method):
     separable 4-D convolutions both ways round, says where each of the two is to be looked at; the score is the cosine
     of the two attended means. A linear classifier of the base classes learns along. Differs from the paper:
     - the 4-D convolutions have 4 hidden channels, not 16, and see the mean map of a class, not each of its photos
-      (`hidden`, `each_photo`), because they are all of the cost;
+      (`hidden`, `each_photo`), because they are most of the cost;
     - they have no batch norm, since a score may not depend on the other queries: cosines have a known scale, and what
       comes out is standardised anyway. They start as the identity with noise;
     - consecutive linear parts of a 4-D convolution are one kernel;
@@ -80,8 +80,11 @@ class RENet(Method):
         unit = F.normalize(features.relu(), dim=1) * self.channels**0.5  # products near 1, as batch norm starts from
         size, side = features.shape[-1], 2 * REACH + 1
         padded = F.pad(unit, (REACH,) * 4)
-        products = [unit * padded[..., y : y + size, x : x + size] for y in range(side) for x in range(side)]
-        found: Tensor = self.reduce(torch.cat(products, 3))  # [B, width, G, 25·G], side by side
+        shifts = [padded[..., y : y + size, x : x + size] for y in range(side) for x in range(side)]
+        linear, *rest = self.reduce  # channels are reduced at once: all products together would be 25 maps an image
+        found = torch.cat([linear(unit * shifted) for shifted in shifts], 3)  # [B, width, G, 25·G], side by side
+        for layer in rest:
+            found = layer(found)
         found = found.unflatten(3, (side, side, size)).permute(0, 2, 5, 1, 3, 4)  # [B, G, G, width, 5, 5]
         found = self.summary(found.flatten(0, 2))  # [B·G·G, width, 1, 1]
         found = found.view(len(features), size, size, -1).permute(0, 3, 1, 2)
@@ -103,9 +106,8 @@ class RENet(Method):
     def attention(self, query: Tensor, shown: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of query cells and of shown cells, [Q, M, r] each, from keys [Q, r, width] and [M, r, width]."""
         cosine = torch.einsum("qic,mjc->qmij", F.normalize(query, dim=-1), F.normalize(shown, dim=-1))
-        both = torch.stack((cosine, cosine.transpose(-1, -2)))  # [2, Q, M, r, r]
-        there, back = self.refined(both).unbind(0)
-        refined = there + back.transpose(-1, -2)  # [Q, M, r query, r shown]
+        back = self.refined(cosine.transpose(-1, -2)).transpose(-1, -2)
+        refined = self.refined(cosine) + back  # [Q, M, r query, r shown]
         weights = []
         for side in (-2, -1):
             centred = refined - refined.mean(side, keepdim=True)
