@@ -34,6 +34,7 @@ test: check
 
 bench: $(READY)
 	$(BIN)/python benchmarks/parse_head.py
+	$(BIN)/python benchmarks/heads.py
 ifneq ($(DATA),)
 	$(BIN)/python benchmarks/prepare.py --source $(DATA)/CUB_200_2011.tgz
 	$(BIN)/parseshot data prepare cub --source $(DATA)/CUB_200_2011.tgz --out build/cub
@@ -44,7 +45,6 @@ ifneq ($(DATA),)
 	$(BIN)/parseshot data prepare cub --source $(DATA)/CUB_200_2011.tgz --size 224 --out build/cub-224
 	$(BIN)/python benchmarks/features.py --data build/cub-224
 	$(BIN)/python benchmarks/first_answer.py --source $(DATA)/stanford_cars.tgz
-	$(BIN)/python benchmarks/heads.py
 endif
 
 results-check: $(READY)

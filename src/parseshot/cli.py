@@ -498,17 +498,19 @@ def reproduce(
     from parseshot.engine.reproduce import reproduce as run
 
     _use_threads(threads)
-    result = run(
-        table,
-        data,
-        out,
-        budget=budget,
-        only=only or (),
-        overrides=overrides or (),
-        episodes=episodes,
-        device=choose_device(device),
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    with _progress("reproducing") as update:
+        result = run(
+            table,
+            data,
+            out,
+            budget=budget,
+            only=only or (),
+            overrides=overrides or (),
+            episodes=episodes,
+            device=choose_device(device),
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+            progress=update,
+        )
     print(json.dumps(result, indent=1) if as_json else markdown(result), flush=True)
     if result["failed"]:
         raise typer.Exit(1)
@@ -582,6 +584,7 @@ def methods(as_json: Json = False) -> None:
             "fitted": one.fitted,
             "summary": one.summary,
             "maps": 2 if one.kind.paired else 1,
+            "finer_grid": one.kind.finer_grid,
         }
         for name, one in METHODS.items()
     ]

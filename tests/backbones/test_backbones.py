@@ -10,6 +10,7 @@ from torch import nn
 from parseshot.backbones import BACKBONES, Backbone, ResNet12, ResNet18, build_backbone
 from parseshot.backbones.dropblock import DropBlock, block_mask
 from parseshot.backbones.normalise import IMAGENET_MEAN, IMAGENET_STD, Normalise
+from parseshot.errors import UsageError
 
 OWN = ("conv4", "resnet12", "resnet18")
 
@@ -95,7 +96,7 @@ def test_unknown_name_is_answered_with_its_neighbours_and_the_list() -> None:
 
 
 def test_unknown_option_is_refused() -> None:
-    with pytest.raises(TypeError, match="depth"):
+    with pytest.raises(UsageError, match="backbone conv4 has no option depth; it has channels, pools, mirror, paired"):
         build_backbone("conv4", depth=64)
 
 

@@ -40,7 +40,12 @@ def load(name: str, row: Row, overrides: list[str]) -> object:
 
 def test_rows_are_done_once_and_compared_in_pairs(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    result = reproduce("three", three, tmp_path, overrides=LESS, episodes=30, say=said.append)
+    shown: list[tuple[int, int, str]] = []
+    result = reproduce(
+        "three", three, tmp_path, overrides=LESS, episodes=30, say=said.append, progress=lambda *one: shown.append(one)
+    )
+    assert (2, 2, "first: training") in shown
+    assert (60, 60, "second: episodes") in shown
     assert said[0].startswith("3 of 3 rows to do, about 0.0 hours")
     assert [row["name"] for row in result["rows"]] == ["first", "second"]
     assert list(result["failed"]) == ["bad one"]

@@ -132,6 +132,13 @@ def test_a_pair_goes_through_model_cache_and_training(birds: Pack, tmp_path: Pat
     start_run(config, pack, SHORT.model_copy(update={"cached_views": 0}), tmp_path / "run")
 
 
+def test_a_paired_backbone_can_be_pretrained(birds: Pack, tmp_path: Path) -> None:
+    config = ModelConfig(method="paired", backbone_options={"channels": 8, "paired": True})
+    training = TrainingConfig.model_validate(SHORT.model_dump() | {"pretraining": {"steps": 2, "batch": 8}})
+    start_run(config, birds, training, tmp_path / "run")
+    assert '"stage": "pretraining"' in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
 def test_maps_of_the_wrong_kind_are_refused() -> None:
     with pytest.raises(UsageError, match=r"method paired takes maps of two strides: set .*paired = true"):
         Model(ModelConfig(method="paired"))

@@ -1,6 +1,7 @@
 """The feature extractors, by name."""
 
 import difflib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from parseshot.backbones.efficientnet_lite import EfficientNetLite0
 from parseshot.backbones.resnet12 import ResNet12
 from parseshot.backbones.resnet18 import ResNet18
 from parseshot.backbones.timm import TimmBackbone
+from parseshot.errors import UsageError
 
 __all__ = [
     "BACKBONES",
@@ -40,5 +42,10 @@ def build_backbone(name: str, **options: Any) -> Backbone:
     if name not in BACKBONES:
         close = difflib.get_close_matches(name, BACKBONES, n=3)
         hint = f" Did you mean {' or '.join(repr(other) for other in close)}?" if close else ""
-        raise ValueError(f"Unknown backbone {name!r}.{hint} Known backbones: {', '.join(BACKBONES)}.")
+        raise UsageError(f"Unknown backbone {name!r}.{hint} Known backbones: {', '.join(BACKBONES)}.")
+    known = inspect.signature(BACKBONES[name]).parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        unknown = [option for option in options if option not in known]
+        if unknown:
+            raise UsageError(f"backbone {name} has no option {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
     return BACKBONES[name](**options)

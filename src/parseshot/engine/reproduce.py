@@ -16,7 +16,7 @@ from parseshot.data.packed import Pack
 from parseshot.data.staging import replace_file
 from parseshot.engine.encoding import Encoded
 from parseshot.engine.evaluation import evaluate, score
-from parseshot.engine.features import FeaturePack
+from parseshot.engine.features import FeaturePack, Progress
 from parseshot.engine.model import Model
 from parseshot.engine.protocol import Protocol
 from parseshot.engine.recipe import Recipe, load_recipe, shipped_recipes
@@ -84,6 +84,7 @@ def reproduce(
     episodes: int = EPISODES,
     device: torch.device | None = None,
     say: Say = lambda line: None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Train and evaluate the rows of a table that are not in `out` yet, and write `out`/table.json and table.md."""
     if name not in tables():
@@ -104,7 +105,7 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     keys = {name: _key(recipe, pack, protocol) for name, recipe in recipes.items()}
     left = [row for row in rows if _read(out, row.name, keys[row.name]) is None]
-    features = {row.name: _features(recipes[row.name], pack, data, place) for row in left}
+    features = {row.name: _features(recipes[row.name], pack, data, place, progress) for row in left}
     failed: dict[str, str] = {}
     if left:
         hours = sum(_estimate(recipes[row.name], features[row.name], protocol, place, failed, row.name) for row in left)
@@ -114,7 +115,7 @@ def reproduce(
             continue
         started = time.perf_counter()
         try:
-            done = _do(row, recipes[row.name], features[row.name], protocol, out, place)
+            done = _do(row, recipes[row.name], features[row.name], protocol, out, place, progress)
         except Stopped:
             raise
         except ParseshotError as error:
@@ -195,10 +196,10 @@ def _key(recipe: Recipe, pack: Pack, protocol: Protocol) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _features(recipe: Recipe, pack: Pack, data: Path, device: torch.device) -> Pack:
+def _features(recipe: Recipe, pack: Pack, data: Path, device: torch.device, progress: Progress | None) -> Pack:
     if recipe.training.cached_views is None:
         return pack
-    return cached_for(recipe.model, recipe.training, pack, data / "features", device)
+    return cached_for(recipe.model, recipe.training, pack, data / "features", device, progress)
 
 
 def _estimate(
@@ -246,12 +247,29 @@ def _scoring(model: Model, pack: Pack, protocol: Protocol, drawn: int) -> float:
     return total
 
 
-def _do(row: Row, recipe: Recipe, pack: Pack, protocol: Protocol, out: Path, device: torch.device) -> Done:
+def _do(
+    row: Row,
+    recipe: Recipe,
+    pack: Pack,
+    protocol: Protocol,
+    out: Path,
+    device: torch.device,
+    progress: Progress | None,
+) -> Done:
+    def report(figures: dict[str, Any]) -> None:
+        if progress:
+            progress(int(figures["step"]), recipe.training.episodes, f"{row.name}: training")
+
+    def told_of(done: int, total: int, what: str) -> None:
+        if progress:
+            progress(done, total, f"{row.name}: {what}")
+
     run = out / _slug(row.name)
-    told = start_run(recipe.model, pack, recipe.training, run, resume=(run / "metrics.jsonl").exists(), device=device)
+    resume = (run / "metrics.jsonl").exists()
+    told = start_run(recipe.model, pack, recipe.training, run, report, resume=resume, device=device)
     model = Model.from_pretrained(run / "best").to(device)
     started = time.perf_counter()
-    found = evaluate(model, pack, protocol)
+    found = evaluate(model, pack, protocol, progress=told_of)
     trained = (model.projection, model.method)
     return Done(
         row.name,

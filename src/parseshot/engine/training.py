@@ -129,7 +129,8 @@ class Classifier(nn.Module):
         self.linear = nn.Linear(model.backbone.out_channels, classes).to(model.device)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.linear(self.backbone(images).float().mean((2, 3)))  # [B, classes]
+        pooled = self.backbone(images).float().mean((2, 3))[:, : self.linear.in_features]  # less a packed finer map
+        return self.linear(pooled)  # [B, classes]
 
 
 class PretrainingStage(Stage):

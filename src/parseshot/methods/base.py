@@ -125,3 +125,19 @@ class Method(nn.Module):
     def monitor(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, float]:
         """What one watches in training, beside the loss."""
         return {"accuracy": float((self.logits(query, support, labels).argmax(1) == targets).double().mean())}
+
+
+class BaseClassifier(nn.Module):
+    """A companion: cross-entropy of a linear layer over the base classes, on an image's features or the mean cell's."""
+
+    labels: Tensor
+
+    def __init__(self, features: int, base: BasePhotos, *, weight: float = 1.0) -> None:
+        super().__init__()
+        self.linear, self.weight = nn.Linear(features, base.classes), weight
+        self.register_buffer("labels", base.labels, persistent=False)
+
+    def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
+        features = encoding["f"]  # [B, D] or [B, r, D]
+        scores = self.linear(features if features.dim() == 2 else features.mean(1))
+        return {"base_ce": self.weight * F.cross_entropy(scores, self.labels[images])}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from parseshot.config import Config
 from parseshot.errors import UsageError
-from parseshot.methods.base import BasePhotos, Encoding, Method
+from parseshot.methods.base import BaseClassifier, BasePhotos, Encoding, Method
 from parseshot.parts.distance import class_mean
 
 
@@ -114,14 +114,3 @@ def sine_positions(size: int, width: int) -> Tensor:
     code = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)  # [G, width / 2]
     of_y, of_x = code[:, None].expand(-1, size, -1), code.expand(size, -1, -1)
     return torch.cat((of_y, of_x), -1).flatten(0, 1)
-
-
-class BaseClassifier(nn.Module):
-    """A linear layer on the pooled features."""
-
-    def __init__(self, channels: int, base: BasePhotos) -> None:
-        super().__init__()
-        self.linear, self.base = nn.Linear(channels, base.classes), base
-
-    def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
-        return {"base_ce": F.cross_entropy(self.linear(encoding["f"]), self.base.labels.to(images.device)[images])}

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.config import Config
-from parseshot.methods.base import BasePhotos, Encoding, Method
+from parseshot.methods.base import BaseClassifier, BasePhotos, Encoding, Method
 from parseshot.methods.fitting import Standardise, ridge_scores, same_class_partner, with_synthetic
 
 
@@ -80,28 +80,23 @@ class DeltaEncoder(Method):
         self.standardise.initialise(features.mean((-1, -2)))
 
 
-class DeltaTraining(nn.Module):
+class DeltaTraining(BaseClassifier):
     """The base classifier, and the reconstruction of each photo from its code and the next photo of its class."""
 
     def __init__(self, method: DeltaEncoder, base: BasePhotos) -> None:
-        super().__init__()
+        super().__init__(method.channels, base)
         self.method = (method,)  # in a tuple: its weights are not the companion's
-        self.base, self.linear = base, nn.Linear(method.channels, base.classes)
 
     def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
         (method,) = self.method
-        labels = self.base.labels.to(images.device)[images]
         x = encoding["f"].detach()
-        anchor = x[same_class_partner(labels)]
+        anchor = x[same_class_partner(self.labels[images])]
         drop = method.config.dropout
         found = method.apply_delta(method.delta(x, anchor, drop), anchor, drop)
         with torch.no_grad():  # codes from all over the batch
             chosen = torch.linspace(0, len(x) - 1, len(method.deltas), device=x.device).long()
             method.deltas.copy_(method.delta(x[chosen], anchor[chosen]))
-        return {
-            "base_ce": F.cross_entropy(self.linear(encoding["f"]), labels),
-            "reconstruction": self_weighted(found - x).mean(),
-        }
+        return super().forward(encoding, images) | {"reconstruction": self_weighted(found - x).mean()}
 
 
 def self_weighted(error: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.config import Config
-from parseshot.methods.base import BasePhotos, Encoding, Method
+from parseshot.methods.base import BaseClassifier, BasePhotos, Encoding, Method
 from parseshot.methods.fitting import Standardise, ridge_scores, same_class_partner, with_synthetic
 
 
@@ -103,22 +103,17 @@ class FOT(Method):
         self.postures.copy_(posture[chosen])
 
 
-class PostureTraining(nn.Module):
+class PostureTraining(BaseClassifier):
     """The base classifier, and each photo turned into the next one of its class."""
 
     def __init__(self, method: FOT, base: BasePhotos) -> None:
-        super().__init__()
+        super().__init__(method.channels, base)
         self.method = (method,)  # in a tuple: its weights are not the companion's
-        self.base, self.linear = base, nn.Linear(method.channels, base.classes)
 
     def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
         (method,) = self.method
-        labels = self.base.labels.to(images.device)[images]
         maps, posture = encoding["maps"].detach(), encoding["posture"].detach()
-        partner = same_class_partner(labels)
+        partner = same_class_partner(self.labels[images])
         turned = method.transform(maps, posture, posture[partner])
         method.keep(posture)
-        return {
-            "base_ce": F.cross_entropy(self.linear(encoding["f"]), labels),
-            "transformation": (turned - maps[partner]).abs().mean(),
-        }
+        return super().forward(encoding, images) | {"transformation": (turned - maps[partner]).abs().mean()}

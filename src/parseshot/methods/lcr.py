@@ -39,9 +39,10 @@ class LCR(Method):
     class_attribute_labels_continuous.txt; above half of the largest number counts as present. Without the file, the
     annotated parts are the attributes: the feature of the cell in which a visible part lies is drawn to that part's
     vector (soft), or the photo's feature to the sum of its visible parts (hard). Without annotations there is the
-    classifier of the base classes alone, which a warning says. Our own choice: cosines throughout; the feature is a
-    learned linear map of the pooled features that starts as the identity, so that there is something to learn on a
-    frozen backbone; gradient steps from zero at test time.
+    classifier of the base classes alone, which a warning says. The parts' places are those of the photo as it is: on
+    mirrored or distorted views they are off, so train on parts without flips and perspective. Our own choice: cosines
+    throughout; the feature is a learned linear map of the pooled features that starts as the identity, so that there
+    is something to learn on a frozen backbone; gradient steps from zero at test time.
     """
 
     episodic = False

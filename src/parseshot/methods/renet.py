@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.config import Config
-from parseshot.methods.base import BasePhotos, Encoding, Method
+from parseshot.methods.base import BaseClassifier, BasePhotos, Encoding, Method
 from parseshot.parts.distance import class_mean
 
 REACH = 2  # cells around each that it is correlated with: a 5×5 neighbourhood, which two 3×3 convolutions read
@@ -66,7 +66,7 @@ class RENet(Method):
         self.scale.copy_(features.square().mean().clamp_min(1e-12).rsqrt())
 
     def companion(self, base: BasePhotos) -> nn.Module:
-        return BaseClassifier(self.channels, base, 1 / self.config.episode_weight)
+        return BaseClassifier(self.channels, base, weight=1 / self.config.episode_weight)
 
     def encode(self, features: Tensor) -> Encoding:
         features = features * self.scale
@@ -142,15 +142,3 @@ def _near_identity(out: int, into: int) -> Tensor:
     kernel = 0.1 * torch.randn(out, into, 3, 3)
     kernel[:, :, 1, 1] += torch.eye(out) if out == into else 1 / into
     return kernel
-
-
-class BaseClassifier(nn.Module):
-    """A linear layer on the mean of the cells."""
-
-    def __init__(self, channels: int, base: BasePhotos, weight: float) -> None:
-        super().__init__()
-        self.linear, self.base, self.weight = nn.Linear(channels, base.classes), base, weight
-
-    def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
-        scores = self.linear(encoding["f"].mean(1))
-        return {"base_ce": self.weight * F.cross_entropy(scores, self.base.labels.to(images.device)[images])}

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parseshot.config import Config
-from parseshot.methods.base import BasePhotos, Encoding, Method
+from parseshot.methods.base import BaseClassifier, BasePhotos, Encoding, Method
 from parseshot.parts.distance import class_mean
 
 WINDOW = 100  # training steps that the mean of the base features looks back on
@@ -52,7 +52,7 @@ class SimpleShot(Method):
         return {}
 
     def companion(self, base: BasePhotos) -> nn.Module:
-        return BaseClassifier(self.features, base, self.follow)
+        return Following(self.features, base, self.follow)
 
     @torch.no_grad()
     def follow(self, features: Tensor) -> None:
@@ -65,16 +65,13 @@ class SimpleShot(Method):
         self.follow(self.encode(features)["f"])
 
 
-class BaseClassifier(nn.Module):
+class Following(BaseClassifier):
     """The linear head of the base classes; it shows the features to `follow` as it goes."""
 
-    labels: Tensor
-
     def __init__(self, features: int, base: BasePhotos, follow: Callable[[Tensor], None]) -> None:
-        super().__init__()
-        self.linear, self.follow = nn.Linear(features, base.classes), follow
-        self.register_buffer("labels", base.labels, persistent=False)
+        super().__init__(features, base)
+        self.follow = follow
 
     def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
         self.follow(encoding["f"])
-        return {"base_ce": F.cross_entropy(self.linear(encoding["f"]), self.labels[images])}
+        return super().forward(encoding, images)
