@@ -42,7 +42,7 @@ class DemoResult:
 
 def to_tensor(images: np.ndarray) -> Tensor:
     """uint8 [n, H, W, 3] → float [n, 3, H, W] in [0, 1]."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+    return torch.tensor(images).permute(0, 3, 1, 2).float() / 255  # a copy: a decoded photo is read-only
 
 
 def run_demo(out: Path | str, *, seed: int = 1, progress: Progress | None = None) -> DemoResult:
