@@ -50,6 +50,8 @@ Memory = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Which episodes are drawn.")]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+ASKED = os.environ.get("OMP_NUM_THREADS", "")
+THREADS = int(ASKED) if ASKED.isdigit() and int(ASKED) > 0 else CORES
 
 
 def main() -> NoReturn:
@@ -142,7 +144,7 @@ def _root(
 def demo(
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Which species and pictures are drawn.")] = 1,
-    threads: Threads = CORES,
+    threads: Threads = THREADS,
 ) -> None:
     """Draw five unseen species, enrol five pictures of each, recognise 75 others, write an HTML report."""
     from parseshot.demo import run_demo
@@ -330,7 +332,7 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write RUN/tensorboard; needs parseshot[tensorboard].")
     ] = False,
-    threads: Threads = CORES,
+    threads: Threads = THREADS,
 ) -> None:
     """Train a model in episodes. Ctrl-C or SIGTERM saves its state first; --resume goes on."""
     from parseshot.engine.recipe import load_recipe
@@ -383,7 +385,7 @@ def evaluate(
     memory: Memory = None,
     features: Features = False,
     device: Device = "auto",
-    threads: Threads = CORES,
+    threads: Threads = THREADS,
     as_json: Json = False,
 ) -> None:
     """Few-shot accuracy on unseen classes: mean over episodes with its 95 % intervals, by class, calibration."""
@@ -438,7 +440,7 @@ def compare(
     memory: Memory = None,
     features: Features = False,
     device: Device = "auto",
-    threads: Threads = CORES,
+    threads: Threads = THREADS,
     as_json: Json = False,
 ) -> None:
     """Compare models on the same episodes: means, and paired differences with their 95 % interval and p-value."""
@@ -489,7 +491,7 @@ def reproduce(
     ] = None,
     episodes: Annotated[int, typer.Option(min=2, help="Paired episodes at each number of shots.")] = 10_000,
     device: Device = "auto",
-    threads: Threads = CORES,
+    threads: Threads = THREADS,
     as_json: Json = False,
 ) -> None:
     """Train and evaluate the rows of a table with the same images, features, episodes and budget; hours first."""
@@ -528,7 +530,7 @@ def parse(
     ],
     images: Annotated[list[Path], typer.Argument(help="Pictures.")],
     out: Annotated[Path, typer.Option(help="Where the drawings and parts.json go.")],
-    threads: Threads = CORES,
+    threads: Threads = THREADS,
 ) -> None:
     """Draw the parts a model finds on pictures, and write them as JSON."""
     from parseshot.demo import parse_files
@@ -550,7 +552,7 @@ def part_quality(
         typer.Argument(help="A model directory, or the name of a model that ships (default, cub-conv4, birds-conv4)."),
     ],
     data: Annotated[Path, typer.Option(help="A packed data set with annotated positions.")],
-    threads: Threads = CORES,
+    threads: Threads = THREADS,
     as_json: Json = False,
 ) -> None:
     """Predict annotated positions from the parts' locations by a linear map, beside four floors."""

@@ -53,7 +53,9 @@ KNOWN = {
     "accuracy": Known("Training accuracy", "Right answers on a step's images, before it learns from them.", True),
     "ce": Known("Cross-entropy", "How far the probability of the right answer is from certain: 0 is certain."),
     "global_ce": Known("Cross-entropy, all base classes", "The same among all classes trained on, not an episode's."),
-    "base_ce": Known("Cross-entropy, all base classes", "Of a classifier of the classes trained on, which is not kept."),
+    "base_ce": Known(
+        "Cross-entropy, all base classes", "Of a classifier of the classes trained on, which is not kept."
+    ),
     "diversity": Known("Diversity", "The lower it is, the farther apart the parts of an image lie."),
     "entropy": Known(
         "Part entropy",

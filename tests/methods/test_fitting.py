@@ -9,6 +9,8 @@ import reference
 from parseshot.methods.fitting import (
     Standardise,
     photo_weights,
+    positive_inverse,
+    positive_solve,
     ridge_scores,
     same_class_partner,
     softmax_steps,
@@ -22,6 +24,19 @@ def photos(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(length)
     drawn = torch.randn(10, length, generator=random, dtype=torch.float64) + 3
     return drawn[:6], drawn[6:]
+
+
+def test_many_large_systems_are_solved() -> None:
+    """torch.linalg.solve fails on these, with more than one thread: see the note in fitting.py."""
+    random = torch.Generator().manual_seed(0)
+    root, right = torch.randn(4, 245, 245, generator=random), torch.randn(4, 245, 5, generator=random)
+    matrix = root @ root.mT / 245 + torch.eye(245)
+    expected = np.linalg.solve(matrix.double().numpy(), right.double().numpy())
+    found, inverse = positive_solve(matrix, right), positive_inverse(matrix)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(inverse @ right, expected, atol=1e-4)
+    together = torch.func.vmap(positive_solve)(matrix, right)
+    torch.testing.assert_close(together, found)
 
 
 @pytest.mark.parametrize("length", [3, 20])  # solved with D unknowns, and with m

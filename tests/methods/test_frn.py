@@ -58,7 +58,7 @@ def test_both_forms_of_the_residual_are_one_map() -> None:
     few = residual(cells, strength, rho)
     many = residual(torch.cat((cells, torch.zeros_like(cells)), 1), strength, rho)
     assert (few.inner.shape, many.inner.shape) == ((2, 6, 6), (2, 9, 9))
-    for one, other in ((few, many), (few.squared(), many.squared())):
+    for one, other in ((few, many), (few.squared(), many.squared()), (few, few.dense()), (many, many.dense())):
         torch.testing.assert_close(one.between(left, right), other.between(left, right))
         torch.testing.assert_close(one.of(left[:2]), other.of(left[:2]))
     each = torch.stack([few.of(left[q].expand(2, 5, 9)) for q in range(4)])  # [Q, N, r, C]
@@ -66,6 +66,19 @@ def test_both_forms_of_the_residual_are_one_map() -> None:
         torch.testing.assert_close(one.channel_errors(left), each.square().mean(2))
     errors = each.square().sum(-1).mean(-1)
     torch.testing.assert_close(few.squared().between(left, left), errors)
+
+
+@pytest.mark.parametrize(("queries", "number"), [(1, 2), (1, 8), (40, 2), (40, 8)])
+def test_the_cheaper_way_gives_the_same(queries: int, number: int) -> None:
+    """With few cells and queries each class has its own products, otherwise one matrix over the channels serves all."""
+    random = torch.Generator().manual_seed(2)
+    cells = torch.randn(3, number, 9, generator=random, dtype=torch.float64)
+    photos = torch.randn(queries, 5, 9, generator=random, dtype=torch.float64)
+    found = residual(cells, torch.full((3,), 0.3, dtype=torch.float64), torch.tensor(1.3, dtype=torch.float64))
+    assert found.cells is not None
+    each = torch.stack([found.of(photo.expand(3, 5, 9)) for photo in photos])  # [Q, N, r, C]
+    torch.testing.assert_close(found.squared().between(photos, photos), each.square().sum(-1).mean(-1))
+    torch.testing.assert_close(found.channel_errors(photos), each.square().mean(2))
 
 
 def test_a_class_gets_its_own_cells_and_zeros() -> None:

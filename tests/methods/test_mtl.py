@@ -8,7 +8,9 @@ import torch
 
 import reference
 from parseshot.backbones import build_backbone
+from parseshot.data.packed import Pack
 from parseshot.engine.model import Model, ModelConfig
+from parseshot.engine.training import EpisodeStage, PretrainingConfig, PretrainingStage, TrainingConfig
 from parseshot.methods import adapt_backbone, build_method
 from parseshot.methods.mtl import MTL
 
@@ -83,6 +85,30 @@ def test_a_scaled_and_shifted_convolution_is_that() -> None:
     images = torch.randn(1, 2, 4, 4)
     hidden = torch.nn.functional.conv2d(images, first * scales[0], bias + backbone[0].parametrizations.bias[0].shift)
     torch.testing.assert_close(backbone(images), torch.nn.functional.conv2d(hidden, second * scales[1]))
+
+
+def test_filters_are_learned_in_pretraining_and_held_in_episodes(birds: Pack) -> None:
+    config = TrainingConfig(
+        episodes=2, way=4, shots=2, queries=2, lr=1e-2, pretraining=PretrainingConfig(steps=2, batch=8, lr=1e-2)
+    )
+    torch.manual_seed(0)
+    model = Model(ModelConfig(method="mtl", backbone_options={"channels": 8}))
+    before = copied(model)
+    for kind, moving, still in (
+        (PretrainingStage, "original", ".0.scale"),
+        (EpisodeStage, ".0.scale", "original"),
+    ):
+        stage = kind(model, birds, config)
+        stage.begin()
+        stage.step(torch.optim.Adam(stage.module.parameters(), lr=1e-2), 0)
+        after = copied(model)
+        assert all(not torch.equal(after[key], before[key]) for key in before if key.endswith(moving)), kind
+        assert all(torch.equal(after[key], before[key]) for key in before if key.endswith(still)), kind
+        before = after
+
+
+def copied(model: Model) -> dict[str, torch.Tensor]:
+    return {key: weight.detach().clone() for key, weight in model.backbone.named_parameters()}
 
 
 def test_a_frozen_backbone_is_left_alone() -> None:

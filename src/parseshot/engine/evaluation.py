@@ -26,6 +26,7 @@ from parseshot.errors import DataError, ModelError
 from parseshot.methods import Encoding, Method
 
 CHUNK_BYTES = 4 << 20  # of the encodings of a chunk's queries; 2 to 8 MB were best for ProtoNet and DOP (docs/LOG.md)
+SOLVED_BYTES = 256 << 20  # the same of methods that take many small steps an episode
 CHUNK_EPISODES = 32
 CPU = torch.device("cpu")
 DRAWN = 256  # episodes drawn and added up at a time
@@ -174,7 +175,8 @@ def score(method: Method, encoding: Encoding, episodes: Episodes, device: torch.
     if method.vectorised:
         probe = encoding.take(queries[0], device)
         method.logits(probe, encoding.take(support[0], device), labels)
-        chunk = min(CHUNK_EPISODES, max(1, CHUNK_BYTES // probe.loaded_bytes))
+        room = SOLVED_BYTES if method.many_steps else CHUNK_BYTES
+        chunk = min(CHUNK_EPISODES, max(1, room // probe.loaded_bytes))
         logits = torch.func.vmap(one, chunk_size=chunk)(queries, support)
     else:
         logits = torch.stack([one(query, shown) for query, shown in zip(queries, support, strict=True)])

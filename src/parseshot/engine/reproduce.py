@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from parseshot.methods import METHODS, takes_pairs
 SCHEMA_VERSION = 1
 EPISODES = 10_000
 MEASURED = (2, 16)  # steps and episodes that an estimate is made of
+SLIM = "model.projection=256"  # what all methods can be run with in hours; the shipped model has 640
 Say = Callable[[str], None]
 
 
@@ -49,9 +50,14 @@ class Table:
     rows: tuple[Row, ...]
 
 
-def _method(name: str) -> Row:
-    paired = ("model.backbone_options.paired=true",) if takes_pairs(name) else ()
-    return Row(name, "efficientnet-protonet", (f"model.method={name}", *paired))
+def _methods() -> Iterator[Row]:
+    """Every method, and those that take flattened maps for Conv-4 and pooled ones for ResNets both ways."""
+    for name, entry in METHODS.items():
+        paired = ("model.backbone_options.paired=true",) if takes_pairs(name) else ()
+        row = Row(name, "efficientnet-protonet", (SLIM, f"model.method={name}", *paired))
+        yield row
+        if getattr(entry.config, "pooled", True) is False and f"{name}-pooled" not in METHODS:
+            yield Row(f"{name}, pooled", row.recipe, (*row.overrides, "model.method_options.pooled=true"))
 
 
 def tables() -> dict[str, Table]:
@@ -59,7 +65,7 @@ def tables() -> dict[str, Table]:
     return {
         "methods": Table(
             "Every method on the same frozen features",
-            (Row("dop, all base classes", "efficientnet-dop"), *(_method(name) for name in METHODS)),
+            (Row("dop, all base classes", "efficientnet-dop", (SLIM,)), *_methods()),
         )
     }
 

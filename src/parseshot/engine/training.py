@@ -105,6 +105,7 @@ class EpisodeStage(Stage):
         initialise(self.model, self.pack, draw(self.members, self.config, 0, self.pack.classes))
 
     def step(self, optimiser: torch.optim.Optimizer, step: int) -> dict[str, float]:
+        self.model.method.hold(self.model.backbone, True)
         episode = draw(self.members, self.config, step, self.pack.classes)
         return train_step(self.model, optimiser, self.pack, episode, self.config, step, self.team, self.companion)
 
@@ -150,7 +151,7 @@ class PretrainingStage(Stage):
         self.steps, self.images = config.pretraining.steps, min(config.pretraining.batch, len(self.numbers))
         torch.manual_seed(config.seed)
         self.device, self.smoothing = model.device, config.pretraining.label_smoothing
-        self.module = Classifier(model, len(members))
+        self.model, self.module = model, Classifier(model, len(members))
 
     def batch(self, step: int) -> np.ndarray:
         """Which of the base images a step sees; what is left of an epoch after its whole batches is left out."""
@@ -159,6 +160,7 @@ class PretrainingStage(Stage):
         return order[place * self.images : (place + 1) * self.images]
 
     def step(self, optimiser: torch.optim.Optimizer, step: int) -> dict[str, float]:
+        self.model.method.hold(self.model.backbone, False)
         self.module.train()
         rows = self.batch(step)
         share, numbers = self.team.share(len(rows)), self.numbers[rows]

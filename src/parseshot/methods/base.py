@@ -88,6 +88,7 @@ class Method(nn.Module):
     """
 
     vectorised = True  # `logits` runs under torch.func.vmap over episodes; False where its course depends on values
+    many_steps = False  # fits something in many small steps, so that episodes are best scored many together
     paired = False  # takes maps of two strides, packed in one tensor
     finer_grid = False  # its paper drops poolings for a finer grid, so a recipe for it should; coarser ones do
     episodic = True  # False: trained by its companion alone, `loss` is empty
@@ -95,6 +96,10 @@ class Method(nn.Module):
     @classmethod
     def adapt(cls, backbone: nn.Module, config: Any) -> None:
         """Change the backbone in place, where a method's weights lie inside of it."""
+
+    @classmethod
+    def hold(cls, backbone: nn.Module, held: bool) -> None:
+        """Hold still what `adapt` would keep as it is, in episodes; let it go, in the pre-training before them."""
 
     def companion(self, base: BasePhotos) -> nn.Module | None:
         """What only training needs, a classifier of the base classes for example; never part of a saved model.

@@ -30,6 +30,7 @@ class BaselinePP(Method):
     """
 
     episodic = False
+    many_steps = True
 
     def __init__(self, channels: int, size: int, config: BaselinePPConfig) -> None:
         super().__init__()

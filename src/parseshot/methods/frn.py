@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from parseshot.config import Config
 from parseshot.methods.base import Encoding, Method
+from parseshot.methods.fitting import positive_inverse
 
 EPS = 1e-6  # least λ, in units of m/C
 
@@ -29,6 +30,13 @@ class Residual(NamedTuple):
         outer = self.inner if self.cells is None else self.inner @ (self.cells @ self.cells.mT)
         return Residual(self.identity**2, outer @ self.inner + 2 * self.identity * self.inner, self.cells)
 
+    def dense(self) -> "Residual":
+        """The same with matrices [N, C, C]."""
+        if self.cells is None:
+            return self
+        eye = torch.eye(self.cells.shape[-1], dtype=self.cells.dtype, device=self.cells.device)
+        return Residual(0.0, self.identity * eye + self.cells.mT @ self.inner @ self.cells, None)
+
     def of(self, cells: Tensor) -> Tensor:
         """xR for cells of each class: [N, p, C] → [N, p, C]."""
         basis = self.cells
@@ -38,9 +46,15 @@ class Residual(NamedTuple):
     def between(self, left: Tensor, right: Tensor) -> Tensor:
         """Mean over the cells of an image of x·R·y: [Q, r, C], [Q, r, C] → [Q, N]; no tensor of queries × classes × C.
 
-        With matrices [C, C], the sum of xᵀy over the cells serves all classes.
+        With matrices [C, C], the sum of xᵀy over the cells serves all classes; without, each class has its products.
         """
-        (queries, size, _), same = left.shape, right is left
+        (queries, size, channels), same = left.shape, right is left
+        if self.cells is not None:  # multiplications of either way
+            classes, number, _ = self.cells.shape
+            by_class = queries * size * classes * number * (channels + number)
+            at_once = queries * (size + classes) * channels**2 + classes * number * channels * (channels + number)
+            if at_once < by_class:
+                return self.dense().between(left, right)
         if self.cells is None:
             found = (left.mT @ right).flatten(1) @ self.inner.flatten(1).T
         else:
@@ -52,6 +66,8 @@ class Residual(NamedTuple):
     def channel_errors(self, cells: Tensor) -> Tensor:
         """Mean over the cells of an image of (xR)², for each channel: [Q, r, C] → [Q, N, C]."""
         queries, size, channels = cells.shape
+        if self.cells is not None and 2 * self.cells.shape[1] > channels:
+            return self.dense().channel_errors(cells)
         if self.cells is None:  # one product for all classes
             mapped = cells.flatten(0, 1) @ self.inner.transpose(0, 1).flatten(1)  # [Q·r, N·C]
             return mapped.square().view(queries, size, -1, channels).mean(1)
@@ -71,8 +87,8 @@ def residual(cells: Tensor, strength: Tensor, rho: Tensor) -> Residual:
     (number, channels), left = cells.shape[-2:], cells.mT
     eye = torch.eye(min(number, channels), dtype=cells.dtype, device=cells.device)
     if number < channels:
-        return Residual(-1.0, rho * torch.linalg.inv(cells @ left + lam * eye), cells)
-    return Residual(0.0, (rho - 1) * eye - rho * lam * torch.linalg.inv(left @ cells + lam * eye), None)
+        return Residual(-1.0, rho * positive_inverse(cells @ left + lam * eye), cells)
+    return Residual(0.0, (rho - 1) * eye - rho * lam * positive_inverse(left @ cells + lam * eye), None)
 
 
 def as_cells(features: Tensor) -> Tensor:

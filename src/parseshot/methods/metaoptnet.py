@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from parseshot.config import Config
 from parseshot.methods.base import Encoding, Method
+from parseshot.methods.fitting import positive_solve
 
 
 class MetaOptNetConfig(Config):
@@ -41,6 +42,7 @@ class MetaOptNet(Method):
     def __init__(self, channels: int, size: int, config: MetaOptNetConfig) -> None:
         super().__init__()
         self.config = config
+        self.many_steps = config.solver == "svm"
         self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
         self.register_buffer("length", torch.ones(()))
 
@@ -66,7 +68,7 @@ class MetaOptNet(Method):
 def solve_ridge(gram: Tensor, target: Tensor, *, ridge: float) -> Tensor:
     """The coefficients α [n, N] of W = αᵀX that minimises mean ‖y − Wx‖² + λ‖W‖²."""
     count = len(gram)
-    return torch.linalg.solve(gram + ridge * count * torch.eye(count, dtype=gram.dtype, device=gram.device), target)
+    return positive_solve(gram + ridge * count * torch.eye(count, dtype=gram.dtype, device=gram.device), target)
 
 
 def solve_svm(gram: Tensor, target: Tensor, *, cost: float, iterations: int) -> Tensor:

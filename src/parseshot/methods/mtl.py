@@ -21,8 +21,8 @@ class MTLConfig(Config):
 class MTL(Method):
     """Sun, Liu, Chua, Schiele, "Meta-Transfer Learning for Few-Shot Learning", CVPR 2019.
 
-    The weights of the convolutions stay as they are; learned in episodes are a scale of each filter and a shift of each
-    output channel. In an episode a linear classifier is fitted on the support photos by gradient steps from a learned
+    The weights of the convolutions are learned in pre-training, where a recipe has one, and then stay as they are;
+    learned in episodes are a scale of each filter and a shift of each output channel. In an episode a linear classifier is fitted on the support photos by gradient steps from a learned
     start, and the loss of the queries is that of the fitted one.
 
     As in the authors' code (yaoyao-liu/meta-transfer-learning-pytorch, models/conv2d_mtl.py) a filter is the k×k kernel
@@ -48,11 +48,17 @@ class MTL(Method):
     def adapt(cls, backbone: nn.Module, config: MTLConfig) -> None:
         for layer in list(backbone.modules()):
             if isinstance(layer, nn.Conv2d) and layer.weight.requires_grad:
-                layer.weight.requires_grad_(False)
                 parametrize.register_parametrization(layer, "weight", FilterScale(layer.weight))
                 if layer.bias is not None:
-                    layer.bias.requires_grad_(False)
                     parametrize.register_parametrization(layer, "bias", FilterShift(layer.bias))
+        cls.hold(backbone, True)
+
+    @classmethod
+    def hold(cls, backbone: nn.Module, held: bool) -> None:
+        for layer in backbone.modules():
+            if isinstance(layer, parametrize.ParametrizationList) and isinstance(layer[0], FilterScale | FilterShift):
+                layer.original.requires_grad_(not held)
+                layer[0].requires_grad_(held)
 
     def encode(self, features: Tensor) -> Encoding:
         return Encoding(f=self.scale * self.standardise(features.mean((-1, -2))) + self.shift)  # [B, C]
