@@ -22,8 +22,9 @@ class MTL(Method):
     """Sun, Liu, Chua, Schiele, "Meta-Transfer Learning for Few-Shot Learning", CVPR 2019.
 
     The weights of the convolutions are learned in pre-training, where a recipe has one, and then stay as they are;
-    learned in episodes are a scale of each filter and a shift of each output channel. In an episode a linear classifier is fitted on the support photos by gradient steps from a learned
-    start, and the loss of the queries is that of the fitted one.
+    learned in episodes are a scale of each filter and a shift of each output channel. In an episode a linear classifier
+    is fitted on the support photos by gradient steps from a learned start, and the loss of the queries is that of the
+    fitted one.
 
     As in the authors' code (yaoyao-liu/meta-transfer-learning-pytorch, models/conv2d_mtl.py) a filter is the k×k kernel
     from one channel to another. Where that is a single number, in 1×1 convolutions, it is all kernels of an output
