@@ -14,6 +14,8 @@ from parseshot.config import Config
 from parseshot.methods.base import Encoding, Method
 from parseshot.methods.frn import as_cells
 
+TOGETHER = 15  # queries, of which attention stays small enough for a processor's cache: 1.3 times as fast as 75
+
 
 def with_positions(cells: Tensor) -> Tensor:
     """Cells [B, r, C] plus sine and cosine codes of their places 0 … r−1 in reading order."""
@@ -95,12 +97,16 @@ class BiFRN(Method):
         return Encoding(qkv=torch.cat((asks / math.sqrt(asks.shape[-1]), keys, values), -1))  # [B, r, 3C]
 
     def logits(self, query: Encoding, support: Encoding, labels: Tensor) -> Tensor:
-        (queries, size, width), channels = query["qkv"].shape, query["qkv"].shape[2] // 3
-        asks, keys, values = query["qkv"].flatten(0, 1).chunk(3, -1)  # [Q·r, C]
+        few = query["qkv"].split(TOGETHER)
+        return torch.cat([self._logits(some, support["qkv"], labels) for some in few])  # [Q, N]
+
+    def _logits(self, query: Tensor, support: Tensor, labels: Tensor) -> Tensor:
+        (queries, size, width), channels = query.shape, query.shape[2] // 3
+        asks, keys, values = query.flatten(0, 1).chunk(3, -1)  # [Q·r, C]
         per_query = values.unflatten(0, (queries, size))  # [Q, r, C]
         distances = []
         for label in range(int(labels.max()) + 1):  # one class at a time: what is made for it stays small
-            own = support["qkv"][(labels == label).nonzero()[:, 0]].view(-1, width)
+            own = support[(labels == label).nonzero()[:, 0]].view(-1, width)
             class_asks, class_keys, class_values = own.chunk(3, -1)  # [m, C]
             products = values @ class_values.T  # [Q·r, m]
             of_query = reconstruction_errors((class_keys @ asks.T)[None], products.T[None], values, class_values[None])
@@ -112,4 +118,4 @@ class BiFRN(Method):
             )  # [Q, m]
             query_error = of_query.view(queries, size).mean(1)
             distances.append(self.class_weight * of_class.mean(1) + self.query_weight * query_error)  # [Q]
-        return -self.log_scale.exp() / channels * torch.stack(distances, 1)  # [Q, N]
+        return -self.log_scale.exp() / channels * torch.stack(distances, 1)

@@ -9,6 +9,7 @@ from parseshot.config import Config
 from parseshot.methods.base import BaseClassifier, BasePhotos, Encoding, Method
 from parseshot.parts.distance import class_mean
 
+TOGETHER = 15  # queries, of which the 4-D tensors stay small enough for a processor's cache: 1.4 times as fast as 75
 REACH = 2  # cells around each that it is correlated with: a 5×5 neighbourhood, which two 3×3 convolutions read
 
 
@@ -105,9 +106,16 @@ class RENet(Method):
 
     def attention(self, query: Tensor, shown: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of query cells and of shown cells, [Q, M, r] each, from keys [Q, r, width] and [M, r, width]."""
-        cosine = torch.einsum("qic,mjc->qmij", F.normalize(query, dim=-1), F.normalize(shown, dim=-1))
-        back = self.refined(cosine.transpose(-1, -2)).transpose(-1, -2)
-        refined = self.refined(cosine) + back  # [Q, M, r query, r shown]
+        matrices = [self.over_cells(kernel) for kernel in self.kernels]
+        query, shown = F.normalize(query, dim=-1), F.normalize(shown, dim=-1)
+        few = [self._attention(some, shown, matrices) for some in query.split(TOGETHER)]
+        mine, other = (torch.cat(each) for each in zip(*few, strict=True))
+        return mine, other
+
+    def _attention(self, query: Tensor, shown: Tensor, matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
+        cosine = torch.einsum("qic,mjc->qmij", query, shown)
+        back = self.refined(cosine.transpose(-1, -2), matrices).transpose(-1, -2)
+        refined = self.refined(cosine, matrices) + back  # [Q, M, r query, r shown]
         weights = []
         for side in (-2, -1):
             centred = refined - refined.mean(side, keepdim=True)
@@ -116,13 +124,13 @@ class RENet(Method):
             weights.append(torch.softmax(centred * sharp, side).mean(-3 - side))
         return weights[0], weights[1]
 
-    def refined(self, x: Tensor) -> Tensor:
+    def refined(self, x: Tensor, matrices: list[Tensor]) -> Tensor:
         """Two separable 4-D convolutions of x [..., r, r'], each first over r', then over r.
 
-        A 3×3 kernel on a small grid is written out as a matrix over its cells, which is faster for many grids.
+        A 3×3 kernel on a small grid is written out as a matrix [r·out, r·in] over its cells, which is faster for many
+        grids.
         """
         cells, hidden = x.shape[-1], self.config.hidden
-        matrices = [self.over_cells(kernel) for kernel in self.kernels]  # [r·out, r·in]
         first, second, third = (bias.repeat(cells) for bias in self.biases)
         x = F.linear(x, matrices[0], first).relu_().transpose(-1, -2)  # [..., r', r]
         x = F.linear(x, matrices[1], second).relu_().unflatten(-1, (cells, hidden))  # [..., r', r, h]
