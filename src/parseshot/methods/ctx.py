@@ -20,10 +20,10 @@ class CTX(Method):
 
     Keys and values are linear maps of cells, the same for queries and photos. A cell of the query attends to all cells
     of a class, softmax(⟨k, k'⟩/√d), and the score is minus the mean over its cells of the squared distance between its
-    value and the attended one. Left out is what the authors add around it: self-supervised (SimCLR) episodes; their
-    finer grid is the backbone's matter. The authors' d of 128 is cut to the number of channels where that is smaller: more dimensions add no
-    other inner products or distances. Both maps start scaled to the features at hand: attention scores with a deviation
-    of 1, values with the configured distance.
+    value and the attended one. Left out are the self-supervised (SimCLR) episodes that the authors add; their finer
+    grid is the backbone's matter. The authors' d of 128 is cut to the number of channels where that is smaller: more
+    dimensions add no other inner products or distances. Both maps start scaled to the features at hand: attention
+    scores with a deviation of 1, values with the configured distance.
     """
 
     finer_grid = True
