@@ -41,8 +41,11 @@ def lasso_objective(beta: float, patch: np.ndarray, template: np.ndarray, lam: f
     return float(((patch - template * beta) ** 2).sum() + lam * abs(beta))
 
 
-def parse_part(phi, templates, lam, temperature, exact, normalised, zeta):
-    """Algorithm 1 for one image [C, G, G], one scale and one part [C, s, s]: ν [G, G], μ, z [C], entropy over ln G²."""
+def parse_part(phi, templates, lam, temperature, exact, normalised, zeta, located=None):
+    """Algorithm 1 for one image [C, G, G], one scale and one part [C, s, s]: ν [G, G], μ, z [C], entropy over ln G².
+
+    located: ν, where it is not that of Eq. 4 or 5.
+    """
     channels, size, _ = phi.shape
     if normalised:
         phi = phi / math.sqrt(float((phi**2).mean()))
@@ -55,7 +58,9 @@ def parse_part(phi, templates, lam, temperature, exact, normalised, zeta):
                 score[y, x] += max(0.0, a - lam_c) ** 2 if exact else (a - lam_c) ** 2  # Eq. 4, 5
     if normalised:
         score = score / channels
-    if temperature is None:  # Eq. 4
+    if located is not None:
+        nu = located
+    elif temperature is None:  # Eq. 4
         nu = np.zeros_like(score)
         nu[np.unravel_index(score.argmax(), score.shape)] = 1.0
     else:  # Eq. 5

@@ -479,7 +479,7 @@ def compare(
 
 @app.command()
 def reproduce(
-    table: Annotated[str, typer.Argument(help="methods: every method on the same frozen features.")],
+    table: Annotated[str, typer.Argument(help="methods, or of DOP: terms, scales, parts, location.")],
     data: Annotated[Path, typer.Option(help="A packed data set, cub or cars at 224 px.")],
     out: Annotated[Path, typer.Option(help="Where rows are kept; what is there already is not done again.")],
     budget: Annotated[

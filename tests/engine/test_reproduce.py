@@ -10,6 +10,7 @@ from parseshot.data.packed import Pack
 from parseshot.engine import reproduce as module
 from parseshot.engine.reproduce import Row, Table, markdown, reproduce
 from parseshot.errors import ModelError, UsageError
+from parseshot.methods import build_method
 
 LESS = [
     "training.episodes=2",
@@ -92,4 +93,16 @@ def test_every_method_has_a_row() -> None:
     from parseshot.methods import METHODS
 
     rows = [row.name for row in module.tables()["methods"].rows]
-    assert rows == ["dop, all base classes", *METHODS]
+    assert [row for row in rows if ", " not in row] == list(METHODS)
+    pooled = {row for row in rows if row.endswith(", pooled")}
+    assert {"baseline++, pooled", "metaoptnet-ridge, pooled", "dsn, pooled"} <= pooled
+    assert not {"protonet, pooled", "simpleshot, pooled"} & pooled  # one has a name of its own, one is pooled anyway
+
+
+@pytest.mark.parametrize("table", module.tables())
+def test_rows_are_recipes_that_can_be_built(table: str) -> None:
+    rows = module.tables()[table].rows
+    assert len({module._slug(row.name) for row in rows}) == len(rows)  # each has a file of its own
+    for row in rows:
+        recipe = module._recipe(row, "cub", [])
+        build_method(recipe.model.method, 8, 7, recipe.model.method_options, fine=8)

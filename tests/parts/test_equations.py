@@ -117,6 +117,39 @@ def test_gradcheck_of_the_parse(exact: bool, normalised: bool) -> None:
     assert torch.autograd.gradcheck(run, inputs, eps=1e-7, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("exact", "normalised"), PRESETS)
+@pytest.mark.parametrize("temperatures", [None, [0.7, 0.4, 1.3]])
+def test_parts_that_were_located_elsewhere_are_expressed_there(exact, normalised, temperatures) -> None:
+    phi, templates, constants = make(exact, size=5)
+    given = np.random.default_rng(3).dirichlet(np.ones(25), size=(len(phi), 3)).reshape(-1, 3, 5, 5)
+    found = fast(phi, templates, temperatures, exact, normalised, located=torch.tensor(given), **constants)
+    for image, scale, part in np.ndindex(*found.entropy.shape):
+        expected = reference.parse_part(
+            phi[image],
+            templates[scale][part],
+            constants["lam"],
+            None,
+            exact,
+            normalised,
+            constants["zeta"],
+            located=given[image, scale],
+        )
+        for name, value in zip(("nu", "mu", "z", "entropy"), expected, strict=True):
+            np.testing.assert_allclose(getattr(found, name)[image, scale, part], value, rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_gradcheck_of_parts_that_were_located_elsewhere() -> None:
+    phi, templates, constants = make(True, size=5, channels=2, parts=2, images=2, seed=4)
+    given = np.random.default_rng(3).dirichlet(np.ones(25), size=(2, 3)).reshape(2, 3, 5, 5)
+    inputs = [torch.tensor(value, requires_grad=True) for value in (phi, *templates, given)]
+
+    def run(phi, first, second, third, given):
+        found = parse(phi, [first, second, third], None, exact=True, normalised=True, located=given, **constants)
+        return found.nu, found.mu, found.z
+
+    assert torch.autograd.gradcheck(run, inputs, eps=1e-7, atol=1e-5, rtol=1e-5)
+
+
 def test_gradcheck_of_distance_and_losses() -> None:
     random = torch.Generator().manual_seed(0)
     make_one = lambda *shape: torch.rand(*shape, generator=random, dtype=torch.float64).requires_grad_()  # noqa: E731

@@ -60,13 +60,48 @@ def _methods() -> Iterator[Row]:
             yield Row(f"{name}, pooled", row.recipe, (*row.overrides, "model.method_options.pooled=true"))
 
 
+def _dop(name: str, **options: object) -> Row:
+    """A row of the default's recipe with options of DOP."""
+    chosen = (f"model.method_options.{key}={json.dumps(value)}" for key, value in options.items())
+    return Row(name, "efficientnet-dop", (SLIM, *chosen))
+
+
 def tables() -> dict[str, Table]:
-    """What can be reproduced, by name."""
+    """What can be reproduced, by name. The first row is what the others are compared with."""
+    whole = _dop("dop, all base classes")
     return {
-        "methods": Table(
-            "Every method on the same frozen features",
-            (Row("dop, all base classes", "efficientnet-dop", (SLIM,)), *_methods()),
-        )
+        "methods": Table("Every method on the same frozen features", (whole, *_methods())),
+        "terms": Table(
+            "Weights of parts and geometry (the paper's α and γ)",
+            (
+                _dop("α and geometry"),
+                _dop("α only", geometry=False),
+                _dop("geometry only", reweight=False),
+                _dop("neither", reweight=False, geometry=False),
+            ),
+        ),
+        "scales": Table(
+            "Scales of the templates",
+            (
+                _dop("[1, 3, 5]"),
+                _dop("[1]", scales=[1]),
+                _dop("[3]", scales=[3]),
+                _dop("[5]", scales=[5]),
+                _dop("[3, 5]", scales=[3, 5]),
+            ),
+        ),
+        "parts": Table(
+            "Number of parts", (_dop("K = 4"), *(_dop(f"K = {count}", parts=count) for count in (1, 2, 3, 5, 6, 8)))
+        ),
+        "location": Table(
+            "How parts are located",
+            (
+                _dop("by templates (Eq. 5)"),
+                _dop("by energy, all parts together", location="energy"),
+                _dop("everywhere alike (uniform ν)", location="uniform"),
+                _dop("one part, everywhere alike", location="uniform", parts=1),
+            ),
+        ),
     }
 
 

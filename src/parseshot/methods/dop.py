@@ -14,7 +14,7 @@ from parseshot.errors import UsageError
 from parseshot.methods.base import BasePhotos, Encoding, Method
 from parseshot.parts import losses
 from parseshot.parts.distance import Distance, distance, squared_distances
-from parseshot.parts.parsing import Parse, entropy, parse, unit_length
+from parseshot.parts.parsing import Parse, entropy, parse, unit_length, unit_rms
 from parseshot.parts.templates import Templates
 
 
@@ -41,6 +41,8 @@ class DOPConfig(Config):
     eta: float = Field(1.0, ge=0)  # weight of the diversity prior, Algorithm 2
     reweight: bool = True  # α of Eq. 7; False weighs all parts alike
     geometry: bool = True  # the geometric term of Eq. 7
+    # where parts are: Eq. 5, or for all of them where the features are strong, or everywhere alike
+    location: Literal["templates", "energy", "uniform"] = "templates"
     representatives: float = Field(0.0, ge=0)  # weight in training of telling all base classes apart, not in the paper
 
 
@@ -94,7 +96,26 @@ class DOP(Method):
             exact=config.exact,
             normalised=config.normalised,
             zeta=config.zeta,
+            located=None if config.location == "templates" else self.located(features, hard=hard),
         )
+
+    def located(self, features: Tensor, *, hard: bool = False) -> Tensor:
+        """ν of all parts by the energy of each cell, or uniform, for each scale: [B, C, G, G] → [B, S, G, G]."""
+        scales = len(self.config.scales)
+        if self.config.location == "uniform":
+            cells = features.shape[-1] * features.shape[-2]
+            return features.new_full((len(features), scales, *features.shape[-2:]), 1 / cells)
+        score = self.energy(features).flatten(2)  # [B, 1, G²]
+        if hard:
+            nu = torch.zeros_like(score).scatter_(2, score.argmax(2, keepdim=True), 1.0).expand(-1, scales, -1)
+        else:
+            nu = torch.softmax(score / self.temperature[:, None], 2)
+        return nu.unflatten(2, features.shape[-2:])
+
+    def energy(self, features: Tensor) -> Tensor:
+        """The score of each cell that Eq. 5 would give it with θ = 1 and λ = 0: [B, 1, G, G]."""
+        square = (unit_rms(features) if self.config.normalised else features).square()
+        return square.mean(1, keepdim=True) if self.config.normalised else square.sum(1, keepdim=True)
 
     def encode(self, features: Tensor) -> Encoding:
         found = self.parse(features)
@@ -154,6 +175,8 @@ class DOP(Method):
         """
         if self.config.normalised:
             score = self.parse(features).score  # [B, S, K, G, G]
+            if self.config.location == "energy":
+                score = self.energy(features)[:, None].expand(-1, len(self.config.scales), -1, -1, -1)
             target = self.config.start_entropy
             for index, maps in enumerate(score.unbind(1)):
                 above = functools.partial(_entropy_above, maps, target)

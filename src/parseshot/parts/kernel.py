@@ -73,7 +73,14 @@ class LocateAndExpress(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, phi: Tensor, matrix: Tensor, unit: Tensor, level: Tensor, sharpness: Tensor | None, positive: bool
+        ctx: Any,
+        phi: Tensor,
+        matrix: Tensor,
+        unit: Tensor,
+        level: Tensor,
+        sharpness: Tensor | None,
+        given: Tensor | None,
+        positive: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         channels, size, _, batch = phi.shape
         parts, cells = unit.shape[1], size * size
@@ -95,7 +102,9 @@ class LocateAndExpress(torch.autograd.Function):
             score += gain.sum(0)  # the sum over channels of Eq. 4
             kept.append(x)
 
-        if sharpness is None:  # Eq. 4: argmax
+        if given is not None:
+            nu = given.expand_as(score).contiguous()
+        elif sharpness is None:  # Eq. 4: argmax
             nu = torch.zeros_like(score).scatter_(1, score.argmax(1, keepdim=True), 1.0)
         else:  # Eq. 5: softmax
             nu = torch.softmax(score * sharpness, 1)
@@ -103,13 +112,13 @@ class LocateAndExpress(torch.autograd.Function):
         for span, x in zip(blocks, kept, strict=True):
             torch.sum(torch.mul(x, nu, out=work[: len(x)]), 2, out=expression[span])  # E_ν[x], Eq. 6
 
-        if sharpness is None:
+        if sharpness is None and given is None:
             ctx.mark_non_differentiable(nu, expression, score)
         else:
             ctx.mark_non_differentiable(score)
             if any(ctx.needs_input_grad):
                 ctx.save_for_backward(phi, matrix, unit, level, sharpness, nu, score, *kept)
-                ctx.side, ctx.positive, ctx.blocks = side, positive, blocks
+                ctx.side, ctx.positive, ctx.blocks, ctx.given = side, positive, blocks, given is not None
         return nu, expression, score
 
     @staticmethod
@@ -122,10 +131,13 @@ class LocateAndExpress(torch.autograd.Function):
         grad_nu = grad_nu.clone()  # from outside, and from the expression
         for span, x in zip(ctx.blocks, kept, strict=True):
             grad_nu += torch.mul(x, grad_expression[span, :, None], out=work[: len(x)]).sum(0)
-        grad_logit = nu * (grad_nu - (grad_nu * nu).sum(1, keepdim=True))  # through the softmax
-        grad_sharpness = (grad_logit * score).sum()
-        grad_score = grad_logit * sharpness  # [K, cells, B]
-        twice = 2.0 * grad_score
+        grad_given, grad_sharpness = None, None
+        if ctx.given:
+            grad_given, twice = grad_nu.sum(0, keepdim=True), torch.zeros_like(nu)
+        else:
+            grad_logit = nu * (grad_nu - (grad_nu * nu).sum(1, keepdim=True))  # through the softmax
+            grad_sharpness = (grad_logit * score).sum()
+            twice = 2.0 * grad_logit * sharpness  # of the score, [K, cells, B]
 
         grad_phi, grad_matrix = torch.empty_like(phi), torch.empty_like(matrix)
         grad_unit, grad_level = torch.empty_like(unit), torch.empty_like(level)
@@ -144,11 +156,18 @@ class LocateAndExpress(torch.autograd.Function):
             grad_r = grad_x.mul_(unit[span, :, :, None]).view(len(x), matrix.shape[1], -1)
             grad_phi[span] = _fold(torch.bmm(matrix[span].transpose(1, 2), grad_r), ctx.side, size, batch)
             torch.bmm(grad_r, _columns(phi[span], ctx.side).transpose(1, 2), out=grad_matrix[span])
-        return grad_phi, grad_matrix, grad_unit, grad_level, grad_sharpness, None
+        return grad_phi, grad_matrix, grad_unit, grad_level, grad_sharpness, grad_given, None
 
 
 def locate_and_express(
-    phi: Tensor, templates: Tensor, unit: Tensor, level: Tensor, sharpness: Tensor | None, *, positive: bool
+    phi: Tensor,
+    templates: Tensor,
+    unit: Tensor,
+    level: Tensor,
+    sharpness: Tensor | None,
+    *,
+    positive: bool,
+    given: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 5 and 6 for one scale.
 
@@ -159,14 +178,16 @@ def locate_and_express(
     sharpness: scalar that multiplies the summed gain before the softmax (1/T, or 1/(C·T) for a mean);
         None takes the argmax of Eq. 4 (no gradient).
     positive: x = max(0, a − λ_c), the LASSO solution; otherwise x = a, as printed.
+    given: one ν for all parts, [G, G, B], in place of Eq. 4 or 5.
 
     Returns nu [K, G, G, B], the expression E_ν[x] [C, K, B], and the summed gain [K, G, G, B] without gradient
     (as printed: less the constant Σ_c λ_c²).
     """
     parts, size = templates.shape[0], phi.shape[1]
     matrix = correlation_matrix(templates, size)
+    cells = None if given is None else given.reshape(1, size * size, -1)
     nu, expression, score = LocateAndExpress.apply(
-        phi.contiguous(), matrix, unit.flatten(2).contiguous(), level.contiguous(), sharpness, positive
+        phi.contiguous(), matrix, unit.flatten(2).contiguous(), level.contiguous(), sharpness, cells, positive
     )
     grid = (parts, size, size, phi.shape[3])
     return nu.view(grid), expression, score.view(grid)

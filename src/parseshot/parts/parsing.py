@@ -48,6 +48,7 @@ def parse(
     exact: bool,
     normalised: bool,
     zeta: float = 0.0,
+    located: Tensor | None = None,
 ) -> Parse:
     """Algorithm 1 on features phi [B, C, G, G], with templates [K, C, s, s] for each of S scales.
 
@@ -55,6 +56,7 @@ def parse(
     lam: the l1 weight λ of Eq. 1, in units of φ·D.
     exact: the scalar LASSO solution, on the visible part of a template; otherwise as printed, zeros outside and ζ.
     normalised: φ scaled to unit root mean square an image, and the mean over channels in Eq. 5 instead of the sum.
+    located: ν of all parts for each scale, [B, S, G, G], instead of Eq. 4 or 5: to see what locating parts is good for.
     """
     channels, size = phi.shape[1], phi.shape[-1]
     if normalised:
@@ -71,7 +73,13 @@ def parse(
         if normalised and sharpness is not None:
             sharpness = sharpness / channels
         nu, expression, score = locate_and_express(
-            features, template, unit.permute(1, 0, 3, 2), (lam / 2 / norm).T, sharpness, positive=exact
+            features,
+            template,
+            unit.permute(1, 0, 3, 2),
+            (lam / 2 / norm).T,
+            sharpness,
+            positive=exact,
+            given=None if located is None else located[:, index].permute(2, 1, 0),
         )  # nu, score [K, G, G, B], expression [C, K, B]
         z = expression / norm.T.unsqueeze(-1)  # [C, K, B]
         if not exact:  # S_ζ of Eq. 6
