@@ -9,6 +9,8 @@ from parseshot.config import Config
 from parseshot.methods.base import BasePhotos, Encoding, Method
 from parseshot.methods.fitting import Standardise, photo_weights, softmax_steps
 
+WIDEST = 10.0  # logarithm of a variance, at most
+
 
 class VFDConfig(Config):
     """Sizes of the variational auto-encoder, weights of its loss, and the classifier fitted at test time."""
@@ -33,9 +35,10 @@ class VFD(Method):
 
     After the authors' code (cvlab-stonybrook/vfd-iccv21, methods/baselinevae.py and finetune_sample.py). Different: the
     class part is a learned linear map of the pooled features, which starts as the identity, so that there is something
-    to learn on a frozen backbone; one convolution each way instead of three; the plain KL divergence instead of its
-    three parts; the error in shares of the map's energy; a linear instead of a cosine classifier, by full gradient
-    steps; the same drawn variations for every photo.
+    to learn on a frozen backbone; one convolution each way instead of three, the encoder's brought to unit length and
+    without a say in the features; the plain KL divergence instead of its three parts, of variances up to e¹⁰; the error
+    in shares of the map's energy; a linear instead of a cosine classifier, by full gradient steps; the same drawn
+    variations for every photo.
     """
 
     episodic = False
@@ -97,6 +100,7 @@ class Disentangling(nn.Module):
             nn.Conv2d(channels, config.hidden, 3, padding=1),
             nn.LeakyReLU(0.2),
             nn.Flatten(),
+            UnitLength(),
             nn.Linear(config.hidden * size**2, 2 * channels),
         )
         self.decoder = nn.Sequential(
@@ -109,7 +113,8 @@ class Disentangling(nn.Module):
     def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
         f, maps = encoding["f"], encoding["cells"].permute(0, 3, 1, 2)  # [B, C], [B, C, G, G]
         labels = self.base.labels.to(images.device)[images]
-        mean, log_variance = self.encoder(maps).chunk(2, 1)
+        mean, log_variance = self.encoder(maps.detach()).chunk(2, 1)
+        log_variance = WIDEST - F.softplus(WIDEST - log_variance)  # one that runs away is an infinite loss
         varied = f + mean + (log_variance / 2).exp() * torch.randn_like(mean)
         return {
             "base_ce": F.cross_entropy(self.linear(f), labels),
@@ -117,6 +122,13 @@ class Disentangling(nn.Module):
             "reconstruction": (self.decoder(varied) - maps.detach()).square().mean() / maps.detach().square().mean(),
             "kl": self.config.kl * divergence(mean, log_variance).sum(1).mean(),
         }
+
+
+class UnitLength(nn.Module):
+    """Vectors [B, D] of length 1, so that q starts near N(0, I) and no step of Adam throws it far from there."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return F.normalize(vectors, dim=1)
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
