@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from parseshot.data.packed import Pack
 from parseshot.engine import reproduce as module
 from parseshot.engine.reproduce import Row, Table, markdown, reproduce
-from parseshot.errors import ModelError, UsageError
+from parseshot.errors import ModelError, Stopped, UsageError
 from parseshot.methods import build_method
 
 LESS = [
@@ -46,7 +47,7 @@ def test_rows_are_done_once_and_compared_in_pairs(three: Path, tmp_path: Path, m
         "three", three, tmp_path, overrides=LESS, episodes=30, say=said.append, progress=lambda *one: shown.append(one)
     )
     assert (2, 2, "first: training") in shown
-    assert (60, 60, "second: episodes") in shown
+    assert (30, 30, "second: episodes") in shown
     assert said[0].startswith("3 of 3 rows to do, about 0.0 hours")
     assert [row["name"] for row in result["rows"]] == ["first", "second"]
     assert list(result["failed"]) == ["bad one"]
@@ -67,10 +68,34 @@ def test_rows_are_done_once_and_compared_in_pairs(three: Path, tmp_path: Path, m
     monkeypatch.setattr(module, "_do", None)  # doing a row again would fail
     again = reproduce("three", three, tmp_path, overrides=LESS, episodes=30, only=["first", "second"])
     assert again["rows"] == result["rows"]
+    fewer = reproduce("three", three, tmp_path, overrides=LESS, episodes=20, only=["first"])  # the first of them
+    assert fewer["rows"][0]["shots"]["1"]["accuracy"] == round(100 * kept["first"]["1"][:20].mean(), 2)
     monkeypatch.setattr(module, "_do", done)
-    other = reproduce("three", three, tmp_path, overrides=LESS, episodes=20, only=["first"])  # another protocol: again
+    other = [*LESS, "training.seed=1"]
+    reproduce("three", three, tmp_path, overrides=other, episodes=20, only=["first"])  # another recipe: again
     assert len(np.load(tmp_path / "rows" / "first.npz")["1"]) == 20
-    assert other["rows"][0]["name"] == "first"
+
+
+def test_a_slow_evaluation_goes_on_where_it_was_stopped(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BLOCK", 10)
+    whole = reproduce("three", three, tmp_path / "whole", overrides=LESS, episodes=25, only=["second"])
+    asked: list[int] = []
+    evaluate = module.evaluate
+
+    def stopped_once(*some: Any, first: int) -> Any:
+        asked.append(first)
+        if len(asked) == 3:
+            raise Stopped("stopped")
+        return evaluate(*some, first=first)
+
+    monkeypatch.setattr(module, "evaluate", stopped_once)
+    with pytest.raises(Stopped):
+        reproduce("three", three, tmp_path / "parts", overrides=LESS, episodes=25, only=["second"])
+    again = reproduce("three", three, tmp_path / "parts", overrides=LESS, episodes=25, only=["second"])
+    assert asked == [0, 10, 20, 20]
+    assert again["rows"][0]["shots"] == whole["rows"][0]["shots"]
 
 
 def test_what_cannot_be_done_is_said(three: Path, birds: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,12 +98,14 @@ def evaluate(
     *,
     calibrate: bool = False,
     open_set: bool = False,
+    first: int = 0,
     memory: int | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Accuracy over episodes for each number of shots, and what else the same logits say.
 
     calibrate: fit a temperature on the val classes. open_set: add queries of five further classes to every episode.
+    first: number of the first episode, to go on where an evaluation of fewer has ended.
     memory: bytes of encodings above which they are kept on disk.
     """
     refuse_seen_classes(model, pack, protocol.split)
@@ -135,7 +137,7 @@ def evaluate(
             found.notes.append(f"no temperature: {error}")
     for done, shots in enumerate(protocol.shots):
         tally = Tally(found, shots, Twins(pack, encoded.images), temperatures.get(shots))
-        for episodes in _drawn(encoded, pack, protocol, shots, unseen):
+        for episodes in _drawn(encoded, pack, protocol, shots, unseen, first=first):
             tally.add(episodes, *score(model.method, encoded.encoding, episodes, model.device))
             if progress:
                 total = protocol.episodes * len(protocol.shots)
@@ -144,11 +146,14 @@ def evaluate(
     return found
 
 
-def _drawn(encoded: Encoded, pack: Pack, protocol: Protocol, shots: Shots, unseen: int = 0) -> Iterator[Episodes]:
-    for start in range(0, protocol.episodes, DRAWN):
+def _drawn(
+    encoded: Encoded, pack: Pack, protocol: Protocol, shots: Shots, unseen: int = 0, *, first: int = 0
+) -> Iterator[Episodes]:
+    end = first + protocol.episodes
+    for start in range(first, end, DRAWN):
         yield draw_episodes(
             encoded.rows,
-            range(start, min(start + DRAWN, protocol.episodes)),
+            range(start, min(start + DRAWN, end)),
             way=protocol.way,
             shots=protocol.of_each_class(shots),
             queries=protocol.queries,

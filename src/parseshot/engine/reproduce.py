@@ -1,8 +1,10 @@
 """Tables whose rows share images, classes, features, episodes and budget. A row is done once; what is there is kept."""
 
 import hashlib
+import io
 import json
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from parseshot.methods import METHODS, takes_pairs
 
 SCHEMA_VERSION = 1
 EPISODES = 10_000
+BLOCK = 1_000  # episodes evaluated between two times that the row is saved
 MEASURED = (2, 16)  # steps and episodes that an estimate is made of
 SLIM = "model.projection=256"  # what all methods can be run with in hours; the shipped model has 640
 Say = Callable[[str], None]
@@ -107,11 +110,15 @@ def tables() -> dict[str, Table]:
 
 @dataclass
 class Done:
-    """A finished row."""
+    """A row, finished or under way."""
 
     name: str
     accuracies: dict[str, np.ndarray]  # shots → [E]
     told: dict[str, Any]
+
+    @property
+    def episodes(self) -> int:
+        return min(len(found) for found in self.accuracies.values())
 
 
 def reproduce(
@@ -145,7 +152,7 @@ def reproduce(
     protocol = Protocol(episodes=episodes, queries=max(1, min(15, fewest - 5)))
     out.mkdir(parents=True, exist_ok=True)
     keys = {name: _key(recipe, pack, protocol) for name, recipe in recipes.items()}
-    left = [row for row in rows if _read(out, row.name, keys[row.name]) is None]
+    left = [row for row in rows if not _finished(out, row.name, keys[row.name], episodes)]
     features = {row.name: _features(recipes[row.name], pack, data, place, progress) for row in left}
     failed: dict[str, str] = {}
     if left:
@@ -156,17 +163,16 @@ def reproduce(
             continue
         started = time.perf_counter()
         try:
-            done = _do(row, recipes[row.name], features[row.name], protocol, out, place, progress)
+            done = _do(row, recipes[row.name], keys[row.name], features[row.name], protocol, out, place, progress)
         except Stopped:
             raise
         except ParseshotError as error:
             failed[row.name] = str(error)
             say(f"{row.name}: {error}")
             continue
-        _write(out, done, keys[row.name])
         shown = ", ".join(f"{100 * found.mean():.2f}" for found in done.accuracies.values())
         say(f"{row.name}: {shown} in {time.perf_counter() - started:.0f} s")
-    found = [kept for row in rows if (kept := _read(out, row.name, keys[row.name]))]
+    found = [kept for row in rows if (kept := _finished(out, row.name, keys[row.name], episodes))]
     result = summary(table, pack, protocol, found, failed)
     replace_file(out / "table.json", (json.dumps(result, indent=1) + "\n").encode())
     replace_file(out / "table.md", markdown(result).encode())
@@ -233,7 +239,7 @@ def _recipe(row: Row, data: str, overrides: Sequence[str]) -> Recipe:
 
 
 def _key(recipe: Recipe, pack: Pack, protocol: Protocol) -> str:
-    text = recipe.model_dump_json() + pack.fingerprint + protocol.model_dump_json()
+    text = recipe.model_dump_json() + pack.fingerprint + protocol.model_dump_json(exclude={"episodes"})
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -291,6 +297,7 @@ def _scoring(model: Model, pack: Pack, protocol: Protocol, drawn: int) -> float:
 def _do(
     row: Row,
     recipe: Recipe,
+    key: str,
     pack: Pack,
     protocol: Protocol,
     out: Path,
@@ -301,29 +308,36 @@ def _do(
         if progress:
             progress(int(figures["step"]), recipe.training.episodes, f"{row.name}: training")
 
-    def told_of(done: int, total: int, what: str) -> None:
-        if progress:
-            progress(done, total, f"{row.name}: {what}")
-
-    run = out / _slug(row.name)
+    run = out / f"{_slug(row.name)}-{key[:8]}"  # other settings, another run
     resume = (run / "metrics.jsonl").exists()
-    told = start_run(recipe.model, pack, recipe.training, run, report, resume=resume, device=device)
+    trained = start_run(recipe.model, pack, recipe.training, run, report, resume=resume, device=device)
     model = Model.from_pretrained(run / "best").to(device)
-    started = time.perf_counter()
-    found = evaluate(model, pack, protocol, progress=told_of)
-    trained = (model.projection, model.method)
-    return Done(
+    done = _read(out, row.name, key) or Done(
         row.name,
-        {str(outcome.shots): outcome.episodes for outcome in found.outcomes},
+        {str(shots): np.empty(0) for shots in protocol.shots},
         {
-            "val_accuracy": told["val_accuracy"],
-            "training_seconds": told["seconds"],
-            "evaluation_seconds": round(time.perf_counter() - started, 1),
+            "val_accuracy": trained["val_accuracy"],
+            "training_seconds": trained["seconds"],
+            "evaluation_seconds": 0.0,
             "threads": torch.get_num_threads(),
-            "trained_weights": sum(weight.numel() for part in trained for weight in part.parameters()),
+            "trained_weights": sum(
+                weight.numel() for part in (model.projection, model.method) for weight in part.parameters()
+            ),
             "recipe": recipe.model_dump(mode="json"),
         },
     )
+    while done.episodes < protocol.episodes:  # in blocks, each kept: what is slow goes on where it was stopped
+        first, started = done.episodes, time.perf_counter()
+        block = protocol.model_copy(update={"episodes": min(BLOCK, protocol.episodes - first)})
+        for outcome in evaluate(model, pack, block, first=first).outcomes:
+            name = str(outcome.shots)
+            done.accuracies[name] = np.concatenate((done.accuracies[name], outcome.episodes))
+        seconds = done.told["evaluation_seconds"] + time.perf_counter() - started
+        done.told["evaluation_seconds"] = round(seconds, 1)
+        _write(out, done, key)
+        if progress:
+            progress(done.episodes, protocol.episodes, f"{row.name}: episodes")
+    return done
 
 
 def _slug(name: str) -> str:
@@ -333,13 +347,23 @@ def _slug(name: str) -> str:
 def _write(out: Path, done: Done, key: str) -> None:
     folder = out / "rows"
     folder.mkdir(exist_ok=True)
-    np.savez(folder / f"{_slug(done.name)}.npz", **done.accuracies)  # type: ignore[arg-type]
+    file = io.BytesIO()
+    np.savez(file, **done.accuracies)  # type: ignore[arg-type]
+    replace_file(folder / f"{_slug(done.name)}.npz", file.getvalue())
     told = {"schema_version": SCHEMA_VERSION, "key": key, "name": done.name, "told": done.told}
     replace_file(folder / f"{_slug(done.name)}.json", (json.dumps(told, indent=1) + "\n").encode())
 
 
+def _finished(out: Path, name: str, key: str, episodes: int) -> Done | None:
+    """A row of that many episodes, the first of those that were kept."""
+    done = _read(out, name, key)
+    if done is None or done.episodes < episodes:
+        return None
+    return Done(name, {shots: found[:episodes] for shots, found in done.accuracies.items()}, done.told)
+
+
 def _read(out: Path, name: str, key: str) -> Done | None:
-    """A row that was finished with just these settings."""
+    """What there is of a row with just these settings."""
     file = out / "rows" / f"{_slug(name)}.json"
     try:
         told = json.loads(file.read_text(encoding="utf-8"))
@@ -349,5 +373,5 @@ def _read(out: Path, name: str, key: str) -> Done | None:
             return Done(name, {shots: kept[shots] for shots in kept.files}, told["told"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"{file} is damaged ({error}); remove it, the row is done again") from None
