@@ -9,13 +9,12 @@ import reference
 from parseshot.methods.fitting import (
     Standardise,
     photo_weights,
-    positive_inverse,
-    positive_solve,
     ridge_scores,
     same_class_partner,
     softmax_steps,
     with_synthetic,
 )
+from parseshot.parts.linear import positive_inverse, positive_solve
 
 LABELS = torch.tensor([0, 1, 1, 2, 1, 2])  # unbalanced
 
@@ -27,7 +26,7 @@ def photos(length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_many_large_systems_are_solved() -> None:
-    """torch.linalg.solve fails on these, with more than one thread: see the note in fitting.py."""
+    """torch.linalg.solve fails on these, with more than one thread: see parts/linear.py."""
     random = torch.Generator().manual_seed(0)
     root, right = torch.randn(4, 245, 245, generator=random), torch.randn(4, 245, 5, generator=random)
     matrix = root @ root.mT / 245 + torch.eye(245)

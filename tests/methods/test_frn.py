@@ -6,7 +6,8 @@ import torch
 
 import reference
 from parseshot.methods import build_method
-from parseshot.methods.frn import class_cells, residual
+from parseshot.methods.frn import residual
+from parseshot.parts.distance import by_class
 
 LABELS = np.array([2, 0, 1, 1, 0, 1, 1])  # unbalanced: 2, 4 and 1 photos
 
@@ -83,7 +84,7 @@ def test_the_cheaper_way_gives_the_same(queries: int, number: int) -> None:
 
 def test_a_class_gets_its_own_cells_and_zeros() -> None:
     cells = torch.arange(1.0, 15.0, dtype=torch.float64).view(7, 2, 1)
-    pooled, shots = class_cells(cells, torch.tensor(LABELS))
+    pooled, shots = by_class(cells, torch.tensor(LABELS))
     assert shots.tolist() == [2, 4, 1]
     assert pooled.squeeze(-1).tolist() == [
         [3, 4, 9, 10, 0, 0, 0, 0],

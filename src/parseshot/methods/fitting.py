@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Positive definite systems go through Cholesky: it is two to three times as fast as LU, and torch.linalg.solve and inv
-# of several matrices of more than 150 rows or so fail in PyTorch 2.13 on two threads (docs/LOG.md).
+from parseshot.parts.linear import positive_solve
+
 TINY = 1e-6  # share of the mean variance that every ridge has at least, so that equal photos can be solved
 
 
@@ -31,16 +31,6 @@ class Standardise(nn.Module):
     def initialise(self, vectors: Tensor) -> None:
         self.mean.copy_(vectors.mean(0))
         self.spread.copy_((vectors - self.mean).square().mean().sqrt().clamp_min(1e-6))
-
-
-def positive_solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """A⁻¹B for positive definite A [..., m, m] and B [..., m, p]; not a number where A is not."""
-    return torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix).L)
-
-
-def positive_inverse(matrix: Tensor) -> Tensor:
-    """A⁻¹ for positive definite A [..., m, m]."""
-    return torch.cholesky_inverse(torch.linalg.cholesky_ex(matrix).L)
 
 
 def photo_weights(labels: Tensor, classes: int, like: Tensor) -> tuple[Tensor, Tensor]:

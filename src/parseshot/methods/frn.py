@@ -7,13 +7,13 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.config import Config
 from parseshot.methods.base import Encoding, Method
-from parseshot.methods.fitting import positive_inverse
+from parseshot.parts.distance import by_class
+from parseshot.parts.linear import positive_inverse
 
 EPS = 1e-6  # least λ, in units of m/C
 
@@ -96,20 +96,6 @@ def as_cells(features: Tensor) -> Tensor:
     return features.flatten(2).mT
 
 
-def class_cells(cells: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The cells of each class together, [n, r, C] → [N, m, C], and its number of photos [N].
-
-    m is that of the largest class; zeros, which reconstruct nothing, fill up the others.
-    """
-    member = F.one_hot(labels)  # [n, N]
-    shots = member.sum(0)
-    place = (member.cumsum(0) * member).sum(1) - 1  # of a photo among those of its class, [n]
-    index = labels.new_zeros(len(shots), int(shots.max()))
-    index[labels, place] = torch.arange(len(labels), device=labels.device)
-    own = torch.arange(index.shape[1], device=labels.device) < shots[:, None]  # [N, K]
-    return (cells[index] * own[:, :, None, None]).flatten(1, 2), shots.to(cells.dtype)
-
-
 def orthogonality(cells: Tensor) -> Tensor:
     """Σ_{i<j} ‖S_i S_jᵀ‖² of classes [N, m, C], all cells together scaled to length 1 (as the authors' code does)."""
     cells = cells / cells.norm()
@@ -160,7 +146,7 @@ class FRN(Method):
 
     def residual(self, support: Encoding, labels: Tensor) -> Residual:
         """Of each class of the support set."""
-        cells, shots = class_cells(support["x"], labels)
+        cells, shots = by_class(support["x"], labels)
         per_shot = support["x"].shape[1] / cells.shape[-1]
         return residual(cells, shots * per_shot * (self.log_lambda.exp() + EPS), self.log_rho.exp())
 
@@ -170,5 +156,5 @@ class FRN(Method):
 
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
         terms = super().loss(query, support, labels, targets)
-        cells, _ = class_cells(support["x"], labels)
+        cells, _ = by_class(support["x"], labels)
         return terms | {"orthogonality": self.config.auxiliary * orthogonality(cells)}

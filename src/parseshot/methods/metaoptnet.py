@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from parseshot.config import Config
 from parseshot.methods.base import Encoding, Method
-from parseshot.methods.fitting import positive_solve
+from parseshot.parts.linear import positive_solve
 
 
 class MetaOptNetConfig(Config):

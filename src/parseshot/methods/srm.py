@@ -6,7 +6,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.methods.base import Encoding
-from parseshot.methods.frn import EPS, FRN, FRNConfig, class_cells, orthogonality, residual
+from parseshot.methods.frn import EPS, FRN, FRNConfig, orthogonality, residual
+from parseshot.parts.distance import by_class
 
 
 class SRMConfig(FRNConfig):
@@ -52,7 +53,7 @@ class SRM(FRN):
         log_p = F.log_softmax(self.logits(query, support, labels), 1)  # [Q, N]
         ce = F.nll_loss(log_p, targets)
         wrong = -log_p.sum(1).mean() - ce
-        overlap = orthogonality(class_cells(support["x"], labels)[0])
+        overlap = orthogonality(by_class(support["x"], labels)[0])
         return {
             "ce": ce,
             "orthogonality": self.config.auxiliary * overlap,

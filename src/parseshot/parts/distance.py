@@ -30,6 +30,20 @@ def class_mean(values: Tensor, labels: Tensor, classes: int) -> Tensor:
     return (member.T @ values.flatten(1)).view(classes, *values.shape[1:])
 
 
+def by_class(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """What the photos of each class hold, together: [n, r, D] → [N, m, D], and its number of photos [N].
+
+    m is that of the largest class; zeros fill up the others.
+    """
+    member = torch.nn.functional.one_hot(labels)  # [n, N]
+    shots = member.sum(0)
+    place = (member.cumsum(0) * member).sum(1) - 1  # of a photo among those of its class, [n]
+    index = labels.new_zeros(len(shots), int(shots.max()))
+    index[labels, place] = torch.arange(len(labels), device=labels.device)
+    own = torch.arange(index.shape[1], device=labels.device) < shots[:, None]  # [N, K]
+    return (values[index] * own[:, :, None, None]).flatten(1, 2), shots.to(values.dtype)
+
+
 def squared_distances(query: Tensor, support: Tensor) -> Tensor:
     """‖z^(q)_{s1,p} − z^(y)_{s2,p}‖² for all pairs of scales: [Q, S, K, C], [N, S, K, C] → [Q, N, S, S, K]."""
     (queries, scales, parts, _), classes = query.shape, support.shape[0]
