@@ -92,6 +92,21 @@ def parse_image(phi, templates, lam, temperatures, exact, normalised, zeta=0.0):
     return tuple(np.array([[part[i] for part in scale] for scale in found]) for i in range(4))
 
 
+def span_distance(query, photos, strength, rho):
+    """[S, K] of a query's expressions [S, K, C] and those of a class's photos: what a ridge regression leaves over."""
+    scales, parts, _ = query.shape
+    found = np.zeros((scales, parts))
+    for part in range(parts):
+        shown = np.array([photo[scale, part] for photo in photos for scale in range(scales)])  # [M, C]
+        for scale in range(scales):
+            z = query[scale, part]
+            # argmin ‖z − w·D‖² + λ‖w‖² as least squares with further equations √λ·w = 0
+            left = np.concatenate((shown.T, math.sqrt(strength * len(shown)) * np.eye(len(shown))))
+            weights = np.linalg.lstsq(left, np.concatenate((z, np.zeros(len(shown)))), rcond=None)[0]
+            found[scale, part] = ((z - rho * weights @ shown) ** 2).sum()
+    return found
+
+
 def psi(mu: np.ndarray) -> np.ndarray:
     """All pairwise distances between parts [K, 2], normalised to unit sum."""
     sides = [np.linalg.norm(mu[i] - mu[j]) for i in range(len(mu)) for j in range(i + 1, len(mu))]

@@ -63,6 +63,13 @@ class MethodEntry(NamedTuple):
 
 METHODS: dict[str, MethodEntry] = {
     "dop": MethodEntry(DOP, PRESETS["lasso"], 2022, "Deep Object Parsing, exact LASSO form (the default)"),
+    "dop-span": MethodEntry(
+        DOP,
+        PRESETS["span"],
+        2026,
+        "DOP, a class being what its photos span, part by part",
+        "a ridge regression a class and part",
+    ),
     "dop-paper": MethodEntry(DOP, PRESETS["paper"], 2022, "Deep Object Parsing, formulas as printed"),
     "protonet": MethodEntry(ProtoNet, ProtoNetConfig(), 2017, "nearest class mean of the flattened feature map"),
     "protonet-pooled": MethodEntry(

@@ -27,7 +27,7 @@ def _odd_sides(scales: tuple[int, ...]) -> tuple[int, ...]:
 class DOPConfig(Config):
     """What the ablations vary; everything else is decided once (docs/paper.md). Defaults are the `lasso` preset."""
 
-    preset: Literal["lasso", "paper"] = "lasso"  # the name this configuration started from
+    preset: Literal["lasso", "paper", "span"] = "lasso"  # the name this configuration started from
     parts: int = Field(4, ge=1, le=64)  # K
     scales: Annotated[tuple[int, ...], AfterValidator(_odd_sides)] = (1, 3, 5)  # S
     exact: bool = True  # the scalar LASSO solution and masked norms; otherwise Eq. 4–6 as printed
@@ -43,11 +43,14 @@ class DOPConfig(Config):
     geometry: bool = True  # the geometric term of Eq. 7
     # where parts are: Eq. 5, or for all of them where the features are strong, or everywhere alike
     location: Literal["templates", "energy", "uniform"] = "templates"
+    span: bool = False  # a class is what its photos span, part by part, not their mean; not in the paper
+    ridge: float = Field(0.1, gt=0)  # where the learned strength of that regression starts
     representatives: float = Field(0.0, ge=0)  # weight in training of telling all base classes apart, not in the paper
 
 
 PRESETS = {
     "lasso": DOPConfig(),
+    "span": DOPConfig(preset="span", span=True),
     "paper": DOPConfig(preset="paper", exact=False, normalised=False, lam=0.05, gamma=0.01),
 }
 
@@ -77,6 +80,9 @@ class DOP(Method):
             self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
             if config.geometry and config.parts > 1 and config.gamma > 0:
                 self.log_gamma = nn.Parameter(torch.tensor(math.log(config.gamma)))
+        if config.span:
+            self.log_ridge = nn.Parameter(torch.tensor(math.log(config.ridge)))
+            self.log_rho = nn.Parameter(torch.zeros(()))
 
     @property
     def temperature(self) -> Tensor:
@@ -138,6 +144,7 @@ class DOP(Method):
             slopes=self.slopes,
             gamma=gamma,
             normalised=self.config.normalised,
+            span=(self.log_ridge.exp(), self.log_rho.exp()) if self.config.span else None,
         )
 
     def logits(self, query: Encoding, support: Encoding, labels: Tensor) -> Tensor:

@@ -8,19 +8,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from parseshot.parts.linear import positive_inverse
+
 EPS = 1e-6  # side length (in cells) below which a polygon of parts counts as a point
 
 
 class Distance(NamedTuple):
     """Eq. 7 as the finite sum it is. `total` = expression.sum((2, 3, 4)) + geometry.sum((2, 3))."""
 
-    expression: Tensor  # [Q, N, S, S, K] α·‖z^(q) − z^(y)‖² for query scale, class scale, part
+    expression: Tensor  # [Q, N, S, S, K] α·‖z^(q) − z^(y)‖² for query scale, class scale (1: all together), part
     geometry: Tensor  # [Q, N, S, S] γ·mean_i ‖ψ^(q) − ψ^(i,y)‖² for query scale, class scale
 
     @property
     def total(self) -> Tensor:
         """d(q, y), [Q, N]."""
-        return (self.expression.sum(4) + self.geometry).sum((2, 3))
+        return self.expression.sum((2, 3, 4)) + self.geometry.sum((2, 3))
 
 
 def class_mean(values: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -53,6 +55,27 @@ def squared_distances(query: Tensor, support: Tensor) -> Tensor:
     squares = inner + left.square().sum(-1)[:, :, None] + right.square().sum(-1)[:, None]
     squares = squares.clamp_min(0.0).view(parts, queries, scales, classes, scales)
     return squares.permute(1, 3, 2, 4, 0)
+
+
+def span_distances(query: Tensor, support: Tensor, labels: Tensor, strength: Tensor, rho: Tensor) -> Tensor:
+    """What of a query's part cannot be made of the same part in a class's photos: [Q, N, S, K].
+
+    Of expressions [Q, S, K, C] and [n, S, K, C]: ‖z − ρ·Σ_j w_j·d_j‖², where the d_j are the part's expressions in all
+    photos of the class at all scales and w is the ridge regression of z on them, λ = strength × their number, so that a
+    photo that is there twice changes nothing. Multiplied out: nothing as long as an expression is made for a pair.
+    """
+    queries, scales, parts, channels = query.shape
+    shown, shots = by_class(support.flatten(2), labels)  # [N, M, K·C], [N]
+    shown = shown.unflatten(2, (parts, channels)).permute(2, 0, 1, 3)  # [K, N, M, C]
+    gram = shown @ shown.mT  # [K, N, M, M]
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    inverse = positive_inverse(gram + (strength * scales * shots)[:, None, None] * eye)
+    asked = query.permute(2, 0, 1, 3).flatten(1, 2)  # [K, Q·S, C]
+    products = (asked @ shown.flatten(1, 2).mT).unflatten(2, gram.shape[1:3]).transpose(1, 2)  # [K, N, Q·S, M]
+    weights = products @ inverse
+    made = (weights * (rho**2 * (weights @ gram) - 2 * rho * products)).sum(-1)  # [K, N, Q·S]
+    errors = (asked.square().sum(-1)[:, None] + made).clamp_min(0.0)
+    return errors.unflatten(2, (queries, scales)).permute(2, 1, 3, 0)
 
 
 def part_weights(query_entropy: Tensor, class_entropy: Tensor, slopes: Tensor) -> Tensor:
@@ -110,6 +133,7 @@ def distance(
     slopes: Tensor | None,
     gamma: Tensor | None,
     normalised: bool,
+    span: tuple[Tensor, Tensor] | None = None,
 ) -> Distance:
     """Eq. 7 between every query and every class.
 
@@ -117,15 +141,18 @@ def distance(
     labels: class of each support image, [n], in 0 … N−1.
     slopes: of `part_weights`; None weighs all parts alike. gamma: weight of the geometric term; None leaves it out.
     normalised: means over the pairs of scales, and ψ in units of its mean; otherwise the printed sums.
+    span: strength and ρ of `span_distances`, which then stands for the distance to the class mean.
     """
     (query_z, query_h, query_mu), (support_z, support_h, support_mu) = query, support
     classes = int(labels.max()) + 1
     scales, parts = query_z.shape[1], query_z.shape[2]
-    expression = squared_distances(query_z, class_mean(support_z, labels, classes))  # [Q, N, S, S, K]
-    if slopes is None:
-        expression = expression / parts
-    else:
-        expression = expression * part_weights(query_h, class_mean(support_h, labels, classes), slopes)
+    class_h = class_mean(support_h, labels, classes)  # [N, S, K]
+    if span is None:
+        expression = squared_distances(query_z, class_mean(support_z, labels, classes))  # [Q, N, S, S, K]
+    else:  # the class's scales are one
+        expression = scales * span_distances(query_z, support_z, labels, *span)[:, :, :, None]  # [Q, N, S, 1, K]
+        class_h = class_h.mean(1, keepdim=True)
+    expression = expression / parts if slopes is None else expression * part_weights(query_h, class_h, slopes)
     if gamma is None or parts < 2:
         geometry = expression.new_zeros(expression.shape[:-1])
     else:

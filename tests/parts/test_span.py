@@ -1,0 +1,98 @@
+"""A class as what its photos span, part by part, against least squares in a loop."""
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from parseshot.methods import build_method
+from parseshot.methods.base import Encoding
+from parseshot.parts.distance import distance, span_distances
+
+LABELS = torch.tensor([1, 0, 1, 2, 1])  # unbalanced: 1, 3 and 1 photos
+
+
+def expressions(count: int, seed: int = 0) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.rand(count, 3, 4, 7, generator=random, dtype=torch.float64)  # [·, S, K, C]
+
+
+def spans(query: torch.Tensor, support: torch.Tensor, labels: torch.Tensor, strength: float = 0.3) -> torch.Tensor:
+    return span_distances(
+        query, support, labels, torch.tensor(strength, dtype=torch.float64), torch.tensor(0.8, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("strength", [1e-3, 0.3, 10.0])
+def test_it_is_what_a_ridge_regression_leaves_over(strength: float) -> None:
+    query, support = expressions(2), expressions(5, 1)
+    found = spans(query, support, LABELS, strength)
+    for q in range(2):
+        for y in range(3):
+            photos = [support[i].numpy() for i in range(5) if LABELS[i] == y]
+            expected = reference.span_distance(query[q].numpy(), photos, strength, 0.8)
+            np.testing.assert_allclose(found[q, y], expected, atol=1e-9)
+
+
+def test_gradcheck() -> None:
+    inputs = [expressions(2).requires_grad_(), expressions(5, 1).requires_grad_()]
+    weights = [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (0.3, 0.8)]
+
+    def run(query, support, strength, rho):
+        return span_distances(query, support, LABELS, strength, rho)
+
+    assert torch.autograd.gradcheck(run, [*inputs, *weights])
+
+
+def test_copies_of_photos_change_nothing() -> None:
+    query, support = expressions(2), expressions(5, 1)
+    twice, labels = torch.cat((support, support[[0, 2, 4]])), torch.cat((LABELS, LABELS[[0, 2, 4]]))
+    torch.testing.assert_close(spans(query, twice, labels), spans(query, support, LABELS))
+
+
+def test_a_part_between_two_photos_is_nearer_than_to_their_mean() -> None:
+    """What the mean of a class forgets: how its photos differ."""
+    one, two = expressions(1), expressions(1, 1)
+    support, labels = torch.cat((one, two)), torch.tensor([0, 0])
+    like_one = 0.9 * one + 0.1 * two
+    exact = span_distances(
+        like_one, support, labels, torch.tensor(1e-9, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+    )
+    assert float(exact.max()) < 1e-6
+    assert float((like_one - (one + two) / 2).square().sum(-1).min()) > 0.01
+
+
+def test_the_distance_is_a_sum_over_parts_query_scales_and_geometry() -> None:
+    random = torch.Generator().manual_seed(3)
+    queries, photos = (
+        (
+            expressions(count, count),
+            torch.rand(count, 3, 4, generator=random, dtype=torch.float64),
+            torch.rand(count, 3, 4, 2, generator=random, dtype=torch.float64),
+        )
+        for count in (2, 5)
+    )
+    strength, rho, gamma = (torch.tensor(value, dtype=torch.float64) for value in (0.3, 0.8, 0.2))
+    slopes = torch.tensor([-1.0, -0.5], dtype=torch.float64)
+    found = distance(queries, photos, LABELS, slopes=slopes, gamma=gamma, normalised=True, span=(strength, rho))
+    assert found.expression.shape == (2, 3, 3, 1, 4)
+    plain = span_distances(queries[0], photos[0], LABELS, strength, rho)
+    for q, y, scale in np.ndindex(2, 3, 3):
+        own = photos[1][y == LABELS].mean((0, 1))  # [K] the class's entropies, over photos and scales
+        alpha = torch.softmax(slopes[0] * queries[1][q, scale] + slopes[1] * own, 0)
+        torch.testing.assert_close(found.expression[q, y, scale, 0], alpha * plain[q, y, scale] / 3)
+    without = distance(queries, photos, LABELS, slopes=slopes, gamma=gamma, normalised=True)
+    torch.testing.assert_close(found.geometry, without.geometry)
+    torch.testing.assert_close(found.total, found.expression.sum((2, 3, 4)) + found.geometry.sum((2, 3)))
+
+
+def test_the_preset_spans_and_learns_how_strongly() -> None:
+    torch.manual_seed(0)
+    method = build_method("dop-span", 6, 5)
+    codes = method.encode(torch.rand(5, 6, 5, 5))
+    assert isinstance(codes, Encoding)
+    labels = torch.tensor([0, 1, 1])
+    loss = method.loss(codes.take(slice(3, 5)), codes.take(slice(3)), labels, torch.tensor([0, 1]))
+    loss["ce"].backward()
+    assert method.log_ridge.grad.abs() > 0
+    assert method.log_rho.grad.abs() > 0
