@@ -490,6 +490,7 @@ def reproduce(
         list[str] | None, typer.Option("--set", help="Override a value in all rows, e.g. training.episodes=100.")
     ] = None,
     episodes: Annotated[int, typer.Option(min=2, help="Paired episodes at each number of shots.")] = 10_000,
+    look: Annotated[bool, typer.Option("--look", help="Run nothing, show what there is so far.")] = False,
     device: Device = "auto",
     threads: Threads = THREADS,
     as_json: Json = False,
@@ -509,6 +510,7 @@ def reproduce(
             only=only or (),
             overrides=overrides or (),
             episodes=episodes,
+            look=look,
             device=choose_device(device),
             say=lambda line: print(line, file=sys.stderr, flush=True),
             progress=update,

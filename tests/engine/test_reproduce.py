@@ -93,6 +93,9 @@ def test_a_slow_evaluation_goes_on_where_it_was_stopped(
     monkeypatch.setattr(module, "evaluate", stopped_once)
     with pytest.raises(Stopped):
         reproduce("three", three, tmp_path / "parts", overrides=LESS, episodes=25, only=["second"])
+    seen = reproduce("three", three, tmp_path / "parts", overrides=LESS, episodes=25, look=True)
+    assert [row["episodes"] for row in seen["rows"]] == [20]
+    assert "| second (20 episodes) |" in markdown(seen)
     again = reproduce("three", three, tmp_path / "parts", overrides=LESS, episodes=25, only=["second"])
     assert asked == [0, 10, 20, 20]
     assert again["rows"][0]["shots"] == whole["rows"][0]["shots"]

@@ -120,6 +120,10 @@ class Done:
     def episodes(self) -> int:
         return min(len(found) for found in self.accuracies.values())
 
+    def first(self, episodes: int) -> "Done":
+        """The row over no more than these episodes."""
+        return Done(self.name, {shots: found[:episodes] for shots, found in self.accuracies.items()}, self.told)
+
 
 def reproduce(
     name: str,
@@ -131,10 +135,14 @@ def reproduce(
     overrides: Sequence[str] = (),
     episodes: int = EPISODES,
     device: torch.device | None = None,
+    look: bool = False,
     say: Say = lambda line: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Train and evaluate the rows of a table that are not in `out` yet, and write `out`/table.json and table.md."""
+    """Train and evaluate the rows of a table that are not in `out` yet, and write `out`/table.json and table.md.
+
+    look: do nothing, put together what there is, rows under way with the episodes they have.
+    """
     if name not in tables():
         raise UsageError(f"no table {name!r}; there are {', '.join(tables())}")
     if budget != "cpu":
@@ -152,7 +160,7 @@ def reproduce(
     protocol = Protocol(episodes=episodes, queries=max(1, min(15, fewest - 5)))
     out.mkdir(parents=True, exist_ok=True)
     keys = {name: _key(recipe, pack, protocol) for name, recipe in recipes.items()}
-    left = [row for row in rows if not _finished(out, row.name, keys[row.name], episodes)]
+    left = [row for row in rows if not look and not _finished(out, row.name, keys[row.name], episodes)]
     features = {row.name: _features(recipes[row.name], pack, data, place, progress) for row in left}
     failed: dict[str, str] = {}
     if left:
@@ -172,7 +180,8 @@ def reproduce(
             continue
         shown = ", ".join(f"{100 * found.mean():.2f}" for found in done.accuracies.values())
         say(f"{row.name}: {shown} in {time.perf_counter() - started:.0f} s")
-    found = [kept for row in rows if (kept := _finished(out, row.name, keys[row.name], episodes))]
+    found = [kept for row in rows if (kept := _finished(out, row.name, keys[row.name], 2 if look else episodes))]
+    found = [done.first(episodes) for done in found]
     result = summary(table, pack, protocol, found, failed)
     replace_file(out / "table.json", (json.dumps(result, indent=1) + "\n").encode())
     replace_file(out / "table.md", markdown(result).encode())
@@ -182,19 +191,21 @@ def reproduce(
 def summary(
     table: Table, pack: Pack, protocol: Protocol, rows: Sequence[Done], failed: dict[str, str]
 ) -> dict[str, Any]:
-    """Means, intervals and paired differences to the first row."""
+    """Means, intervals and paired differences to the first row, over the episodes that both have."""
     lines = []
     for done in rows:
         shots = {}
         for number, each in done.accuracies.items():
-            mean, apart = Interval.of(each), Interval.of(each - rows[0].accuracies[number])
+            first = rows[0].accuracies[number]
+            both = min(len(each), len(first))
+            mean, apart = Interval.of(each), Interval.of(each[:both] - first[:both])
             shots[number] = {
                 "accuracy": round(100 * mean.mean, 2),
                 "interval_95": round(100 * mean.half_width, 2),
                 "difference": None if done is rows[0] else round(100 * apart.mean, 2),
                 "difference_interval_95": None if done is rows[0] else round(100 * apart.half_width, 2),
             }
-        lines.append({"name": done.name, "shots": shots, **done.told})
+        lines.append({"name": done.name, "episodes": done.episodes, "shots": shots, **done.told})
     return {
         "schema_version": SCHEMA_VERSION,
         "title": table.title,
@@ -212,9 +223,10 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [[*head, "trained weights", "training", "evaluation"], ["---"] * (len(head) + 3)]
     for row in result["rows"]:
         values = [row["shots"][number] for number in shots]
+        part = "" if row["episodes"] == result["protocol"]["episodes"] else f" ({row['episodes']:,} episodes)"
         lines.append(
             [
-                row["name"],
+                row["name"] + part,
                 *(f"{value['accuracy']:.2f} ± {value['interval_95']:.2f}" for value in values),
                 *(
                     ""
@@ -355,11 +367,9 @@ def _write(out: Path, done: Done, key: str) -> None:
 
 
 def _finished(out: Path, name: str, key: str, episodes: int) -> Done | None:
-    """A row of that many episodes, the first of those that were kept."""
+    """A row with at least that many episodes."""
     done = _read(out, name, key)
-    if done is None or done.episodes < episodes:
-        return None
-    return Done(name, {shots: found[:episodes] for shots, found in done.accuracies.items()}, done.told)
+    return done if done and done.episodes >= episodes else None
 
 
 def _read(out: Path, name: str, key: str) -> Done | None:
