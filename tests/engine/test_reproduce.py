@@ -9,7 +9,8 @@ import pytest
 
 from parseshot.data.packed import Pack
 from parseshot.engine import reproduce as module
-from parseshot.engine.reproduce import Row, Table, markdown, reproduce
+from parseshot.engine.reproduce import markdown, reproduce
+from parseshot.engine.tables import Row, Table, tables
 from parseshot.errors import ModelError, Stopped, UsageError
 from parseshot.methods import build_method
 
@@ -101,6 +102,19 @@ def test_a_slow_evaluation_goes_on_where_it_was_stopped(
     assert again["rows"][0]["shots"] == whole["rows"][0]["shots"]
 
 
+def test_the_best_learning_rate_on_val_is_kept(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (Row("first", "dop", rates=(1e-3, 1e30, 1e-5)),)  # the second breaks down
+    monkeypatch.setattr(module, "tables", lambda: {"three": Table("Rates", rows)})
+    (row,) = reproduce("three", three, tmp_path, overrides=LESS, episodes=5)["rows"]
+    by_rate = row["val_accuracy_by_lr"]
+    assert list(by_rate) == ["0.001", "1e-05"]
+    assert row["val_accuracy"] == max(by_rate.values()) == by_rate[f"{row['lr']:g}"]
+    worst = (Row("first", "dop", rates=(1e30,)),)
+    monkeypatch.setattr(module, "tables", lambda: {"three": Table("Rates", worst)})
+    failed = reproduce("three", three, tmp_path, overrides=LESS, episodes=5)["failed"]
+    assert "not finite" in failed["first"]
+
+
 def test_what_cannot_be_done_is_said(three: Path, birds: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no table 'four'; there are three"):
         reproduce("four", three, tmp_path)
@@ -120,16 +134,16 @@ def test_what_cannot_be_done_is_said(three: Path, birds: Pack, tmp_path: Path, m
 def test_every_method_has_a_row() -> None:
     from parseshot.methods import METHODS
 
-    rows = [row.name for row in module.tables()["methods"].rows]
+    rows = [row.name for row in tables()["methods"].rows]
     assert [row for row in rows if ", " not in row] == list(METHODS)
     pooled = {row for row in rows if row.endswith(", pooled")}
     assert {"baseline++, pooled", "metaoptnet-ridge, pooled", "dsn, pooled"} <= pooled
     assert not {"protonet, pooled", "simpleshot, pooled"} & pooled  # one has a name of its own, one is pooled anyway
 
 
-@pytest.mark.parametrize("table", module.tables())
+@pytest.mark.parametrize("table", tables())
 def test_rows_are_recipes_that_can_be_built(table: str) -> None:
-    rows = module.tables()[table].rows
+    rows = tables()[table].rows
     assert len({module._slug(row.name) for row in rows}) == len(rows)  # each has a file of its own
     for row in rows:
         recipe = module._recipe(row, "cub", [])

@@ -5,7 +5,7 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,90 +22,17 @@ from parseshot.engine.features import FeaturePack, Progress
 from parseshot.engine.model import Model
 from parseshot.engine.protocol import Protocol
 from parseshot.engine.recipe import Recipe, load_recipe, shipped_recipes
-from parseshot.engine.run import start_run
+from parseshot.engine.run import Report, start_run
 from parseshot.engine.statistics import Interval
+from parseshot.engine.tables import Row, Table, tables
 from parseshot.engine.training import EpisodeStage, cached_for
 from parseshot.errors import ModelError, ParseshotError, Stopped, UsageError
-from parseshot.methods import METHODS, takes_pairs
 
 SCHEMA_VERSION = 1
 EPISODES = 10_000
 BLOCK = 1_000  # episodes evaluated between two times that the row is saved
 MEASURED = (2, 16)  # steps and episodes that an estimate is made of
-SLIM = "model.projection=256"  # what all methods can be run with in hours; the shipped model has 640
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of a table: a shipped recipe for the data at hand, with some values set."""
-
-    name: str
-    recipe: str  # without the data set's name
-    overrides: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows that differ in one thing; differences are to the first."""
-
-    title: str
-    rows: tuple[Row, ...]
-
-
-def _methods() -> Iterator[Row]:
-    """Every method, and those that take flattened maps for Conv-4 and pooled ones for ResNets both ways."""
-    for name, entry in METHODS.items():
-        paired = ("model.backbone_options.paired=true",) if takes_pairs(name) else ()
-        row = Row(name, "efficientnet-protonet", (SLIM, f"model.method={name}", *paired))
-        yield row
-        if getattr(entry.config, "pooled", True) is False and f"{name}-pooled" not in METHODS:
-            yield Row(f"{name}, pooled", row.recipe, (*row.overrides, "model.method_options.pooled=true"))
-
-
-def _dop(name: str, **options: object) -> Row:
-    """A row of the default's recipe with options of DOP."""
-    chosen = (f"model.method_options.{key}={json.dumps(value)}" for key, value in options.items())
-    return Row(name, "efficientnet-dop", (SLIM, *chosen))
-
-
-def tables() -> dict[str, Table]:
-    """What can be reproduced, by name. The first row is what the others are compared with."""
-    whole = _dop("dop, all base classes")
-    return {
-        "methods": Table("Every method on the same frozen features", (whole, *_methods())),
-        "terms": Table(
-            "Weights of parts and geometry (the paper's α and γ)",
-            (
-                _dop("α and geometry"),
-                _dop("α only", geometry=False),
-                _dop("geometry only", reweight=False),
-                _dop("neither", reweight=False, geometry=False),
-            ),
-        ),
-        "scales": Table(
-            "Scales of the templates",
-            (
-                _dop("[1, 3, 5]"),
-                _dop("[1]", scales=[1]),
-                _dop("[3]", scales=[3]),
-                _dop("[5]", scales=[5]),
-                _dop("[3, 5]", scales=[3, 5]),
-            ),
-        ),
-        "parts": Table(
-            "Number of parts", (_dop("K = 4"), *(_dop(f"K = {count}", parts=count) for count in (1, 2, 3, 5, 6, 8)))
-        ),
-        "location": Table(
-            "How parts are located",
-            (
-                _dop("by templates (Eq. 5)"),
-                _dop("by energy, all parts together", location="energy"),
-                _dop("everywhere alike (uniform ν)", location="uniform"),
-                _dop("one part, everywhere alike", location="uniform", parts=1),
-            ),
-        ),
-    }
 
 
 @dataclass
@@ -159,12 +86,12 @@ def reproduce(
     fewest = min(len(images) for images in pack.by_class("novel").values())
     protocol = Protocol(episodes=episodes, queries=max(1, min(15, fewest - 5)))
     out.mkdir(parents=True, exist_ok=True)
-    keys = {name: _key(recipe, pack, protocol) for name, recipe in recipes.items()}
+    keys = {row.name: _key(recipes[row.name], row.rates, pack, protocol) for row in rows}
     left = [row for row in rows if not look and not _finished(out, row.name, keys[row.name], episodes)]
     features = {row.name: _features(recipes[row.name], pack, data, place, progress) for row in left}
     failed: dict[str, str] = {}
     if left:
-        hours = sum(_estimate(recipes[row.name], features[row.name], protocol, place, failed, row.name) for row in left)
+        hours = sum(_estimate(row, recipes[row.name], features[row.name], protocol, place, failed) for row in left)
         say(f"{len(left)} of {len(rows)} rows to do, about {hours / 3600:.1f} hours")
     for row in left:
         if row.name in failed:
@@ -220,7 +147,7 @@ def markdown(result: dict[str, Any]) -> str:
     """The table for reading."""
     shots = list(result["rows"][0]["shots"]) if result["rows"] else []
     head = ["row", *(f"{number}-shot" for number in shots), *(f"to the first, {number}-shot" for number in shots)]
-    lines = [[*head, "trained weights", "training", "evaluation"], ["---"] * (len(head) + 3)]
+    lines = [[*head, "trained weights", "rate", "training", "evaluation"], ["---"] * (len(head) + 4)]
     for row in result["rows"]:
         values = [row["shots"][number] for number in shots]
         part = "" if row["episodes"] == result["protocol"]["episodes"] else f" ({row['episodes']:,} episodes)"
@@ -235,6 +162,7 @@ def markdown(result: dict[str, Any]) -> str:
                     for value in values
                 ),
                 f"{row['trained_weights']:,}",
+                f"{row['lr']:g}",
                 f"{row['training_seconds']:.0f} s",
                 f"{row['evaluation_seconds']:.0f} s",
             ]
@@ -250,8 +178,10 @@ def _recipe(row: Row, data: str, overrides: Sequence[str]) -> Recipe:
     return load_recipe(name, [*row.overrides, *overrides])
 
 
-def _key(recipe: Recipe, pack: Pack, protocol: Protocol) -> str:
-    text = recipe.model_dump_json() + pack.fingerprint + protocol.model_dump_json(exclude={"episodes"})
+def _key(recipe: Recipe, rates: tuple[float, ...], pack: Pack, protocol: Protocol) -> str:
+    text = (
+        f"{recipe.model_dump_json()}{list(rates)}" + pack.fingerprint + protocol.model_dump_json(exclude={"episodes"})
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -262,7 +192,7 @@ def _features(recipe: Recipe, pack: Pack, data: Path, device: torch.device, prog
 
 
 def _estimate(
-    recipe: Recipe, pack: Pack, protocol: Protocol, device: torch.device, failed: dict[str, str], name: str
+    row: Row, recipe: Recipe, pack: Pack, protocol: Protocol, device: torch.device, failed: dict[str, str]
 ) -> float:
     """Seconds of training and evaluation, from a few steps and episodes of a model that is thrown away."""
     try:
@@ -276,9 +206,10 @@ def _estimate(
         for step in range(steps):
             stage.step(optimiser, step)
         training = (time.perf_counter() - started) / steps * recipe.training.episodes
+        training *= max(1, len(row.rates))
         return training + _scoring(model, pack, protocol, drawn)
     except ParseshotError as error:
-        failed[name] = str(error)
+        failed[row.name] = str(error)
         return 0.0
 
 
@@ -320,16 +251,15 @@ def _do(
         if progress:
             progress(int(figures["step"]), recipe.training.episodes, f"{row.name}: training")
 
-    run = out / f"{_slug(row.name)}-{key[:8]}"  # other settings, another run
-    resume = (run / "metrics.jsonl").exists()
-    trained = start_run(recipe.model, pack, recipe.training, run, report, resume=resume, device=device)
-    model = Model.from_pretrained(run / "best").to(device)
+    model, by_rate = _trained(row, recipe, key, pack, out, device, report)
     done = _read(out, row.name, key) or Done(
         row.name,
         {str(shots): np.empty(0) for shots in protocol.shots},
         {
-            "val_accuracy": trained["val_accuracy"],
-            "training_seconds": trained["seconds"],
+            "lr": model.provenance["training"]["lr"],
+            "val_accuracy": model.provenance["val_accuracy"],
+            "val_accuracy_by_lr": by_rate,
+            "training_seconds": model.provenance["seconds"],
             "evaluation_seconds": 0.0,
             "threads": torch.get_num_threads(),
             "trained_weights": sum(
@@ -350,6 +280,28 @@ def _do(
         if progress:
             progress(done.episodes, protocol.episodes, f"{row.name}: episodes")
     return done
+
+
+def _trained(
+    row: Row, recipe: Recipe, key: str, pack: Pack, out: Path, device: torch.device, report: Report
+) -> tuple[Model, dict[str, float]]:
+    """The row's model, and the val accuracy of each learning rate; a rate at which training breaks down is left out."""
+    found: dict[str, Model] = {}
+    broken: ModelError | None = None
+    for rate in row.rates or (recipe.training.lr,):
+        run = out / f"{_slug(row.name)}-{key[:8]}-{rate:g}"  # other settings, another run
+        resume = (run / "metrics.jsonl").exists()
+        training = recipe.training.model_copy(update={"lr": rate})
+        try:
+            start_run(recipe.model, pack, training, run, report, resume=resume, device=device)
+            found[f"{rate:g}"] = Model.from_pretrained(run / "best").to(device)
+        except ModelError as error:
+            broken = error
+    if not found:
+        assert broken is not None
+        raise broken
+    by_rate = {rate: float(model.provenance["val_accuracy"]) for rate, model in found.items()}
+    return found[max(by_rate, key=lambda rate: by_rate[rate])], by_rate
 
 
 def _slug(name: str) -> str:

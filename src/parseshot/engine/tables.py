@@ -1,0 +1,83 @@
+"""The tables that can be reproduced: rows that differ in one thing, each a shipped recipe with some values set."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from parseshot.methods import METHODS, takes_pairs
+
+RATES = (3e-3, 1e-3)  # no method is judged by a learning rate that was found for another
+SLIM = "model.projection=256"  # what all methods can be run with in hours; the shipped model has 640
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: a shipped recipe for the data at hand, with some values set."""
+
+    name: str
+    recipe: str  # without the data set's name
+    overrides: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()  # learning rates that are tried, the best on val is kept; none: the recipe's
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that differ in one thing; differences are to the first."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+def _methods() -> Iterator[Row]:
+    """Every method, and those that take flattened maps for Conv-4 and pooled ones for ResNets both ways."""
+    for name, entry in METHODS.items():
+        paired = ("model.backbone_options.paired=true",) if takes_pairs(name) else ()
+        row = Row(name, "efficientnet-protonet", (SLIM, f"model.method={name}", *paired), RATES)
+        yield row
+        if getattr(entry.config, "pooled", True) is False and f"{name}-pooled" not in METHODS:
+            yield Row(f"{name}, pooled", row.recipe, (*row.overrides, "model.method_options.pooled=true"), RATES)
+
+
+def _dop(name: str, **options: object) -> Row:
+    """A row of the default's recipe with options of DOP."""
+    chosen = (f"model.method_options.{key}={json.dumps(value)}" for key, value in options.items())
+    return Row(name, "efficientnet-dop", (SLIM, *chosen))
+
+
+def tables() -> dict[str, Table]:
+    """What can be reproduced, by name. The first row is what the others are compared with."""
+    whole = replace(_dop("dop, all base classes"), rates=RATES)
+    return {
+        "methods": Table("Every method on the same frozen features", (whole, *_methods())),
+        "terms": Table(
+            "Weights of parts and geometry (the paper's α and γ)",
+            (
+                _dop("α and geometry"),
+                _dop("α only", geometry=False),
+                _dop("geometry only", reweight=False),
+                _dop("neither", reweight=False, geometry=False),
+            ),
+        ),
+        "scales": Table(
+            "Scales of the templates",
+            (
+                _dop("[1, 3, 5]"),
+                _dop("[1]", scales=[1]),
+                _dop("[3]", scales=[3]),
+                _dop("[5]", scales=[5]),
+                _dop("[3, 5]", scales=[3, 5]),
+            ),
+        ),
+        "parts": Table(
+            "Number of parts", (_dop("K = 4"), *(_dop(f"K = {count}", parts=count) for count in (1, 2, 3, 5, 6, 8)))
+        ),
+        "location": Table(
+            "How parts are located",
+            (
+                _dop("by templates (Eq. 5)"),
+                _dop("by energy, all parts together", location="energy"),
+                _dop("everywhere alike (uniform ν)", location="uniform"),
+                _dop("one part, everywhere alike", location="uniform", parts=1),
+            ),
+        ),
+    }
