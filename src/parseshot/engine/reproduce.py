@@ -179,9 +179,11 @@ def _recipe(row: Row, data: str, overrides: Sequence[str]) -> Recipe:
 
 
 def _key(recipe: Recipe, rates: tuple[float, ...], pack: Pack, protocol: Protocol) -> str:
-    text = (
-        f"{recipe.model_dump_json()}{list(rates)}" + pack.fingerprint + protocol.model_dump_json(exclude={"episodes"})
-    )
+    return _digest(recipe, pack, str(list(rates)), protocol.model_dump_json(exclude={"episodes"}))
+
+
+def _digest(recipe: Recipe, pack: Pack, *more: str) -> str:
+    text = "".join((recipe.model_dump_json(), pack.fingerprint, *more))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -251,7 +253,7 @@ def _do(
         if progress:
             progress(int(figures["step"]), recipe.training.episodes, f"{row.name}: training")
 
-    model, by_rate = _trained(row, recipe, key, pack, out, device, report)
+    model, by_rate = _trained(row, recipe, pack, out, device, report)
     done = _read(out, row.name, key) or Done(
         row.name,
         {str(shots): np.empty(0) for shots in protocol.shots},
@@ -283,13 +285,13 @@ def _do(
 
 
 def _trained(
-    row: Row, recipe: Recipe, key: str, pack: Pack, out: Path, device: torch.device, report: Report
+    row: Row, recipe: Recipe, pack: Pack, out: Path, device: torch.device, report: Report
 ) -> tuple[Model, dict[str, float]]:
     """The row's model, and the val accuracy of each learning rate; a rate at which training breaks down is left out."""
     found: dict[str, Model] = {}
     broken: ModelError | None = None
     for rate in row.rates or (recipe.training.lr,):
-        run = out / f"{_slug(row.name)}-{key[:8]}-{rate:g}"  # other settings, another run
+        run = out / f"{_slug(row.name)}-{_digest(recipe, pack)[:8]}-{rate:g}"  # other settings, another run
         resume = (run / "metrics.jsonl").exists()
         training = recipe.training.model_copy(update={"lr": rate})
         try:

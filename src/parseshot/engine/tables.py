@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from parseshot.methods import METHODS, takes_pairs
 
-RATES = (3e-3, 1e-3)  # no method is judged by a learning rate that was found for another
+RATES = (1e-2, 3e-3, 1e-3)  # no method is judged by a learning rate that was found for another
 SLIM = "model.projection=256"  # what all methods can be run with in hours; the shipped model has 640
 
 
