@@ -30,6 +30,7 @@ from parseshot.errors import ModelError, ParseshotError, Stopped, UsageError
 
 SCHEMA_VERSION = 1
 EPISODES = 10_000
+CHOOSING = 500  # episodes of the val classes at each number of shots, to choose a learning rate
 BLOCK = 1_000  # episodes evaluated between two times that the row is saved
 MEASURED = (2, 16)  # steps and episodes that an estimate is made of
 Say = Callable[[str], None]
@@ -253,7 +254,7 @@ def _do(
         if progress:
             progress(int(figures["step"]), recipe.training.episodes, f"{row.name}: training")
 
-    model, by_rate = _trained(row, recipe, pack, out, device, report)
+    model, by_rate = _trained(row, recipe, pack, protocol, out, device, report)
     done = _read(out, row.name, key) or Done(
         row.name,
         {str(shots): np.empty(0) for shots in protocol.shots},
@@ -285,9 +286,9 @@ def _do(
 
 
 def _trained(
-    row: Row, recipe: Recipe, pack: Pack, out: Path, device: torch.device, report: Report
+    row: Row, recipe: Recipe, pack: Pack, protocol: Protocol, out: Path, device: torch.device, report: Report
 ) -> tuple[Model, dict[str, float]]:
-    """The row's model, and the val accuracy of each learning rate; a rate at which training breaks down is left out."""
+    """The row's model, and what chose its learning rate; a rate at which training breaks down is left out."""
     found: dict[str, Model] = {}
     broken: ModelError | None = None
     for rate in row.rates or (recipe.training.lr,):
@@ -302,8 +303,17 @@ def _trained(
     if not found:
         assert broken is not None
         raise broken
-    by_rate = {rate: float(model.provenance["val_accuracy"]) for rate, model in found.items()}
+    if len(found) == 1:
+        return next(iter(found.values())), {}
+    by_rate = {rate: _val_accuracy(model, pack, protocol) for rate, model in found.items()}
     return found[max(by_rate, key=lambda rate: by_rate[rate])], by_rate
+
+
+def _val_accuracy(model: Model, pack: Pack, protocol: Protocol) -> float:
+    """Mean over the numbers of shots on the val classes, on the same episodes for every learning rate."""
+    asked = protocol.model_copy(update={"split": "val", "episodes": min(CHOOSING, protocol.episodes)})
+    means = [outcome.interval.mean for outcome in evaluate(model, pack, asked).outcomes]
+    return round(sum(means) / len(means), 4)
 
 
 def _slug(name: str) -> str:
