@@ -108,6 +108,10 @@ def test_the_best_learning_rate_on_val_is_kept(three: Path, tmp_path: Path, monk
     (row,) = reproduce("three", three, tmp_path, overrides=LESS, episodes=5)["rows"]
     by_rate = row["val_accuracy_by_lr"]
     assert list(by_rate) == ["0.001", "1e-05"]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_val_accuracy", None)  # a row that is extended has its rate
+        (longer,) = reproduce("three", three, tmp_path, overrides=LESS, episodes=8)["rows"]
+    assert (longer["lr"], longer["val_accuracy_by_lr"]) == (row["lr"], by_rate)
     assert by_rate[f"{row['lr']:g}"] == max(by_rate.values())
     worst = (Row("first", "dop", rates=(1e30,)),)
     monkeypatch.setattr(module, "tables", lambda: {"three": Table("Rates", worst)})

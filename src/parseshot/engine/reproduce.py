@@ -6,7 +6,7 @@ import json
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -254,8 +254,11 @@ def _do(
         if progress:
             progress(int(figures["step"]), recipe.training.episodes, f"{row.name}: training")
 
+    done = _read(out, row.name, key)
+    if done:  # with episodes of one model, go on with that one
+        row = replace(row, rates=(done.told["lr"],))
     model, by_rate = _trained(row, recipe, pack, protocol, out, device, report)
-    done = _read(out, row.name, key) or Done(
+    done = done or Done(
         row.name,
         {str(shots): np.empty(0) for shots in protocol.shots},
         {
