@@ -299,8 +299,9 @@ def _trained(
         resume = (run / "metrics.jsonl").exists()
         training = recipe.training.model_copy(update={"lr": rate})
         try:
-            start_run(recipe.model, pack, training, run, report, resume=resume, device=device)
+            told = start_run(recipe.model, pack, training, run, report, resume=resume, device=device)
             found[f"{rate:g}"] = Model.from_pretrained(run / "best").to(device)
+            found[f"{rate:g}"].provenance["seconds"] = told["seconds"]  # of the whole training, not up to the best
         except ModelError as error:
             broken = error
     if not found:
