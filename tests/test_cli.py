@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -213,6 +214,18 @@ def test_parse_draws_and_goes_on_after_a_bad_file(birds: Pack, tmp_path: Path) -
         assert [scale["side"] for scale in part["scales"]] == [1, 3, 5]
     with Image.open(rows["bird.jpg"]["drawing"]) as drawing:
         assert drawing.size == (300, 200)
+
+
+@pytest.mark.parametrize(("asked", "default"), [("3", "3"), ("0", None), ("all", None), (None, None)])
+def test_threads_are_those_the_environment_asks_for(
+    asked: str | None, default: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    default = default or str(len(os.sched_getaffinity(0)))
+    assert f"CPU threads. [default: {default}]" in " ".join(run("demo", "--help").stdout.split())
 
 
 def test_checks_pass_and_methods_are_listed() -> None:

@@ -47,6 +47,7 @@ def test_rows_are_done_once_and_compared_in_pairs(three: Path, tmp_path: Path, m
     result = reproduce(
         "three", three, tmp_path, overrides=LESS, episodes=30, say=said.append, progress=lambda *one: shown.append(one)
     )
+    assert (1, 3, "second: measuring a few steps") in shown
     assert (2, 2, "first: training") in shown
     assert (30, 30, "second: episodes") in shown
     assert said[0].startswith("3 of 3 rows to do, about 0.0 hours")
@@ -85,11 +86,11 @@ def test_a_slow_evaluation_goes_on_where_it_was_stopped(
     asked: list[int] = []
     evaluate = module.evaluate
 
-    def stopped_once(*some: Any, first: int = 0) -> Any:
+    def stopped_once(*some: Any, first: int = 0, **others: Any) -> Any:
         asked.append(first)
         if len(asked) == 3:
             raise Stopped("stopped")
-        return evaluate(*some, first=first)
+        return evaluate(*some, first=first, **others)
 
     monkeypatch.setattr(module, "evaluate", stopped_once)
     with pytest.raises(Stopped):
@@ -126,6 +127,9 @@ def test_what_cannot_be_done_is_said(three: Path, birds: Pack, tmp_path: Path, m
         reproduce("three", three, tmp_path, budget="paper")
     with pytest.raises(UsageError, match="has no row fourth"):
         reproduce("three", three, tmp_path, only=["fourth"])
+    with pytest.raises(UsageError, match="holds no row of the table three"):
+        reproduce("three", three, tmp_path / "empty", look=True)
+    assert not (tmp_path / "empty").exists()
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "first.json").write_text("{")
     with pytest.raises(ModelError, match=r"first\.json is damaged .* remove it"):

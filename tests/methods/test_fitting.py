@@ -38,6 +38,14 @@ def test_many_large_systems_are_solved() -> None:
     torch.testing.assert_close(together, found)
 
 
+def test_a_matrix_that_is_not_positive_definite_gives_no_number() -> None:
+    good, bad = torch.eye(2), torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+    inverse = positive_inverse(torch.stack((good, bad)))
+    assert torch.equal(inverse[0], good)
+    assert inverse[1].isnan().all()
+    assert positive_solve(bad, torch.ones(2, 1)).isnan().all()
+
+
 @pytest.mark.parametrize("length", [3, 20])  # solved with D unknowns, and with m
 @pytest.mark.parametrize("ridge", [1e-3, 0.5])
 def test_ridge_regression_is_the_least_squares_it_claims_to_be(length: int, ridge: float) -> None:

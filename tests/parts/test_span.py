@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import reference
+from parseshot.errors import UsageError
 from parseshot.methods import build_method
 from parseshot.methods.base import Encoding
 from parseshot.parts.distance import distance, span_distances
@@ -96,3 +97,8 @@ def test_the_preset_spans_and_learns_how_strongly() -> None:
     loss["ce"].backward()
     assert method.log_ridge.grad.abs() > 0
     assert method.log_rho.grad.abs() > 0
+
+
+def test_it_is_not_for_the_printed_formulas() -> None:
+    with pytest.raises(UsageError, match="span: needs normalised expressions"):
+        build_method("dop-paper", 6, 5, {"span": True})

@@ -86,13 +86,16 @@ def reproduce(
     recipes = {row.name: _recipe(row, pack.name, overrides) for row in rows}
     fewest = min(len(images) for images in pack.by_class("novel").values())
     protocol = Protocol(episodes=episodes, queries=max(1, min(15, fewest - 5)))
-    out.mkdir(parents=True, exist_ok=True)
     keys = {row.name: _key(recipes[row.name], row.rates, pack, protocol) for row in rows}
     left = [row for row in rows if not look and not _finished(out, row.name, keys[row.name], episodes)]
     features = {row.name: _features(recipes[row.name], pack, data, place, progress) for row in left}
     failed: dict[str, str] = {}
     if left:
-        hours = sum(_estimate(row, recipes[row.name], features[row.name], protocol, place, failed) for row in left)
+        hours = 0.0
+        for number, row in enumerate(left):
+            if progress:
+                progress(number, len(left), f"{row.name}: measuring a few steps")
+            hours += _estimate(row, recipes[row.name], features[row.name], protocol, place, failed)
         say(f"{len(left)} of {len(rows)} rows to do, about {hours / 3600:.1f} hours")
     for row in left:
         if row.name in failed:
@@ -110,6 +113,9 @@ def reproduce(
         say(f"{row.name}: {shown} in {time.perf_counter() - started:.0f} s")
     found = [kept for row in rows if (kept := _finished(out, row.name, keys[row.name], 2 if look else episodes))]
     found = [done.first(episodes) for done in found]
+    if look and not found:
+        raise UsageError(f"{out} holds no row of the table {name} with these settings yet")
+    out.mkdir(parents=True, exist_ok=True)
     result = summary(table, pack, protocol, found, failed)
     replace_file(out / "table.json", (json.dumps(result, indent=1) + "\n").encode())
     replace_file(out / "table.md", markdown(result).encode())
@@ -254,6 +260,10 @@ def _do(
         if progress:
             progress(int(figures["step"]), recipe.training.episodes, f"{row.name}: training")
 
+    def of_block(done: int, total: int, what: str) -> None:
+        if progress:
+            progress(done, total, f"{row.name}: {what} of a block")
+
     done = _read(out, row.name, key)
     if done:  # with episodes of one model, go on with that one
         row = replace(row, rates=(done.told["lr"],))
@@ -277,7 +287,7 @@ def _do(
     while done.episodes < protocol.episodes:  # in blocks, each kept: what is slow goes on where it was stopped
         first, started = done.episodes, time.perf_counter()
         block = protocol.model_copy(update={"episodes": min(BLOCK, protocol.episodes - first)})
-        for outcome in evaluate(model, pack, block, first=first).outcomes:
+        for outcome in evaluate(model, pack, block, first=first, progress=of_block).outcomes:
             name = str(outcome.shots)
             done.accuracies[name] = np.concatenate((done.accuracies[name], outcome.episodes))
         seconds = done.told["evaluation_seconds"] + time.perf_counter() - started
@@ -326,7 +336,7 @@ def _slug(name: str) -> str:
 
 def _write(out: Path, done: Done, key: str) -> None:
     folder = out / "rows"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     file = io.BytesIO()
     np.savez(file, **done.accuracies)  # type: ignore[arg-type]
     replace_file(folder / f"{_slug(done.name)}.npz", file.getvalue())

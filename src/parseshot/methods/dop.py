@@ -69,6 +69,8 @@ class DOP(Method):
             raise UsageError(
                 f"scales {list(config.scales)}: {max(config.scales)} is larger than the grid {size}×{size}"
             )
+        if config.span and not config.normalised:
+            raise UsageError("span: needs normalised expressions, so not the preset paper")
         self.templates = Templates(channels, parts=config.parts, scales=config.scales, own_channels=config.normalised)
         if config.reweight and config.parts > 1:
             self.slopes = nn.Parameter(torch.full((2,), -1.0))  # a sure location weighs more

@@ -42,7 +42,7 @@ def by_class(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     place = (member.cumsum(0) * member).sum(1) - 1  # of a photo among those of its class, [n]
     index = labels.new_zeros(len(shots), int(shots.max()))
     index[labels, place] = torch.arange(len(labels), device=labels.device)
-    own = torch.arange(index.shape[1], device=labels.device) < shots[:, None]  # [N, K]
+    own = torch.arange(index.shape[1], device=labels.device) < shots[:, None]  # [N, photos]
     return (values[index] * own[:, :, None, None]).flatten(1, 2), shots.to(values.dtype)
 
 

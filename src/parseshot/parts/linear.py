@@ -9,10 +9,16 @@ from torch import Tensor
 
 
 def positive_solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """A⁻¹B for positive definite A [..., m, m] and B [..., m, p]; not a number where A is not."""
-    return torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix).L)
+    """A⁻¹B for positive definite A [..., m, m] and B [..., m, p]; not a number where A is not positive definite."""
+    return torch.cholesky_solve(right, _root(matrix))
 
 
 def positive_inverse(matrix: Tensor) -> Tensor:
-    """A⁻¹ for positive definite A [..., m, m]."""
-    return torch.cholesky_inverse(torch.linalg.cholesky_ex(matrix).L)
+    """A⁻¹ for positive definite A [..., m, m]; not a number where A is not positive definite."""
+    return torch.cholesky_inverse(_root(matrix))
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """L of A = LLᵀ. A failure is not an error here, so that one episode of many can be named by who finds its score."""
+    found = torch.linalg.cholesky_ex(matrix)
+    return torch.where(found.info[..., None, None] > 0, torch.nan, found.L)
