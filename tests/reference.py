@@ -107,6 +107,19 @@ def span_distance(query, photos, strength, rho):
     return found
 
 
+def cell_distance(query, photos, strength, rho):
+    """[K] of a query's cells and those of a class's photos, each (features [K, M, C], weights [K, M])."""
+    features, weights = query
+    found = np.zeros(len(features))
+    for part in range(len(features)):
+        shown = np.array([np.sqrt(w) * x for xs, ws in photos for x, w in zip(xs[part], ws[part], strict=True)])
+        for x, weight in zip(features[part], weights[part], strict=True):
+            left = np.concatenate((shown.T, math.sqrt(strength * len(photos)) * np.eye(len(shown))))
+            made = np.linalg.lstsq(left, np.concatenate((x, np.zeros(len(shown)))), rcond=None)[0] @ shown
+            found[part] += weight * ((x - rho * made) ** 2).sum()
+    return found
+
+
 def psi(mu: np.ndarray) -> np.ndarray:
     """All pairwise distances between parts [K, 2], normalised to unit sum."""
     sides = [np.linalg.norm(mu[i] - mu[j]) for i in range(len(mu)) for j in range(i + 1, len(mu))]

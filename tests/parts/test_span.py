@@ -8,7 +8,7 @@ import reference
 from parseshot.errors import UsageError
 from parseshot.methods import build_method
 from parseshot.methods.base import Encoding
-from parseshot.parts.distance import distance, span_distances
+from parseshot.parts.distance import Regression, distance, span_distances
 
 LABELS = torch.tensor([1, 0, 1, 2, 1])  # unbalanced: 1, 3 and 1 photos
 
@@ -75,7 +75,9 @@ def test_the_distance_is_a_sum_over_parts_query_scales_and_geometry() -> None:
     )
     strength, rho, gamma = (torch.tensor(value, dtype=torch.float64) for value in (0.3, 0.8, 0.2))
     slopes = torch.tensor([-1.0, -0.5], dtype=torch.float64)
-    found = distance(queries, photos, LABELS, slopes=slopes, gamma=gamma, normalised=True, span=(strength, rho))
+    found = distance(
+        queries, photos, LABELS, slopes=slopes, gamma=gamma, normalised=True, span=Regression(strength, rho)
+    )
     assert found.expression.shape == (2, 3, 3, 1, 4)
     plain = span_distances(queries[0], photos[0], LABELS, strength, rho)
     for q, y, scale in np.ndindex(2, 3, 3):
@@ -100,5 +102,5 @@ def test_the_preset_spans_and_learns_how_strongly() -> None:
 
 
 def test_it_is_not_for_the_printed_formulas() -> None:
-    with pytest.raises(UsageError, match="span: needs normalised expressions"):
+    with pytest.raises(UsageError, match="span: needs normalised features"):
         build_method("dop-paper", 6, 5, {"span": True})

@@ -13,8 +13,8 @@ from parseshot.config import Config
 from parseshot.errors import UsageError
 from parseshot.methods.base import BasePhotos, Encoding, Method
 from parseshot.parts import losses
-from parseshot.parts.distance import Distance, distance, squared_distances
-from parseshot.parts.parsing import Parse, entropy, parse, unit_length, unit_rms
+from parseshot.parts.distance import Cells, Distance, Regression, distance, squared_distances
+from parseshot.parts.parsing import Parse, entropy, likeliest_cells, parse, parse_apart, unit_length, unit_rms
 from parseshot.parts.templates import Templates
 
 
@@ -45,12 +45,16 @@ class DOPConfig(Config):
     location: Literal["templates", "energy", "uniform"] = "templates"
     span: bool = False  # a class is what its photos span, part by part, not their mean; not in the paper
     ridge: float = Field(0.1, gt=0)  # where the learned strength of that regression starts
+    part_channels: int | None = Field(None, ge=1)  # of each part's own projection of the features; not in the paper
+    cells: int = Field(0, ge=0)  # so many of a part's likeliest cells are compared one by one; not in the paper
+    cell_weight: float = Field(0.2, gt=0)  # where the learned weight of that comparison starts …
+    cell_ridge: float = Field(0.01, gt=0)  # … and the strength of its regression
     representatives: float = Field(0.0, ge=0)  # weight in training of telling all base classes apart, not in the paper
 
 
 PRESETS = {
     "lasso": DOPConfig(),
-    "span": DOPConfig(preset="span", span=True),
+    "span": DOPConfig(preset="span", span=True, part_channels=224, cells=12),
     "paper": DOPConfig(preset="paper", exact=False, normalised=False, lam=0.05, gamma=0.01),
 }
 
@@ -69,9 +73,19 @@ class DOP(Method):
             raise UsageError(
                 f"scales {list(config.scales)}: {max(config.scales)} is larger than the grid {size}×{size}"
             )
-        if config.span and not config.normalised:
-            raise UsageError("span: needs normalised expressions, so not the preset paper")
-        self.templates = Templates(channels, parts=config.parts, scales=config.scales, own_channels=config.normalised)
+        beyond = [name for name in ("span", "part_channels", "cells") if getattr(config, name)]
+        if beyond and not config.normalised:
+            raise UsageError(f"{beyond[0]}: needs normalised features, so not the preset paper")
+        self.shares: nn.Module = nn.Identity()
+        if config.part_channels:
+            self.shares = nn.Conv2d(channels, config.parts * config.part_channels, 1, bias=False)
+            nn.init.orthogonal_(self.shares.weight)
+        self.templates = Templates(
+            config.part_channels or channels,
+            parts=config.parts,
+            scales=config.scales,
+            own_channels=config.normalised and not config.part_channels,  # where they share them
+        )
         if config.reweight and config.parts > 1:
             self.slopes = nn.Parameter(torch.full((2,), -1.0))  # a sure location weighs more
         else:
@@ -85,6 +99,10 @@ class DOP(Method):
         if config.span:
             self.log_ridge = nn.Parameter(torch.tensor(math.log(config.ridge)))
             self.log_rho = nn.Parameter(torch.zeros(()))
+        if config.cells:
+            self.log_cell_ridge = nn.Parameter(torch.tensor(math.log(config.cell_ridge)))
+            self.log_cell_rho = nn.Parameter(torch.zeros(()))
+            self.log_cell_weight = nn.Parameter(torch.tensor(math.log(config.cell_weight)))
 
     @property
     def temperature(self) -> Tensor:
@@ -95,9 +113,12 @@ class DOP(Method):
 
     def parse(self, features: Tensor, *, hard: bool = False) -> Parse:
         """Algorithm 1 with this model's templates; `hard` takes the argmax of Eq. 4 instead of the softmax of Eq. 5."""
+        return self._parse(features, self.shares(features), hard=hard)
+
+    def _parse(self, features: Tensor, shares: Tensor, *, hard: bool = False) -> Parse:
         config = self.config
-        return parse(
-            features,
+        return (parse_apart if config.part_channels else parse)(
+            shares,
             self.templates(),
             None if hard else self.temperature,
             lam=config.lam,
@@ -126,9 +147,14 @@ class DOP(Method):
         return square.mean(1, keepdim=True) if self.config.normalised else square.sum(1, keepdim=True)
 
     def encode(self, features: Tensor) -> Encoding:
-        found = self.parse(features)
-        if self.config.normalised:
-            return Encoding(z=unit_length(found.z), entropy=found.entropy, mu=found.mu, nu=found.nu)
+        config, shares = self.config, self.shares(features)
+        found = self._parse(features, shares)
+        if config.normalised:
+            cells = {}
+            if config.cells:  # by the first scale: a cell is what its template sees there
+                chosen = likeliest_cells(shares, found.nu[:, 0], config.cells, apart=bool(config.part_channels))
+                cells = {"cells": chosen.features, "cell_weights": chosen.weights}
+            return Encoding(z=unit_length(found.z), entropy=found.entropy, mu=found.mu, nu=found.nu, **cells)
         log_cells = math.log(features.shape[-1] * features.shape[-2])  # the paper's entropy is not normalised
         return Encoding(z=found.z, entropy=found.entropy * log_cells, mu=found.mu, nu=found.nu)
 
@@ -139,6 +165,11 @@ class DOP(Method):
             gamma = self.log_gamma.exp()
         elif self.config.geometry and not self.config.normalised:
             gamma = query["z"].new_tensor(self.config.gamma)
+        cells: tuple[Cells, Cells, Regression] | None = None
+        if self.config.cells:
+            how = Regression(self.log_cell_ridge.exp(), self.log_cell_rho.exp(), self.log_cell_weight.exp())
+            asked, shown = (Cells(one["cells"], one["cell_weights"]) for one in (query, support))
+            cells = asked, shown, how
         return distance(
             (query["z"], query["entropy"], query["mu"]),
             (support["z"], support["entropy"], support["mu"]),
@@ -146,7 +177,8 @@ class DOP(Method):
             slopes=self.slopes,
             gamma=gamma,
             normalised=self.config.normalised,
-            span=(self.log_ridge.exp(), self.log_rho.exp()) if self.config.span else None,
+            span=Regression(self.log_ridge.exp(), self.log_rho.exp()) if self.config.span else None,
+            cells=cells,
         )
 
     def logits(self, query: Encoding, support: Encoding, labels: Tensor) -> Tensor:

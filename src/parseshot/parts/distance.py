@@ -14,15 +14,28 @@ EPS = 1e-6  # side length (in cells) below which a polygon of parts counts as a 
 
 
 class Distance(NamedTuple):
-    """Eq. 7 as the finite sum it is. `total` = expression.sum((2, 3, 4)) + geometry.sum((2, 3))."""
+    """Eq. 7 as the finite sum it is. `total` = expression.sum((2, 3, 4)) + cells.sum(2) + geometry.sum((2, 3))."""
 
     expression: Tensor  # [Q, N, S, S, K] α·‖z^(q) − z^(y)‖² for query scale, class scale (1: all together), part
+    cells: Tensor  # [Q, N, K] α·(what the class's cells of a part leave over of the query's); 0 where not asked for
     geometry: Tensor  # [Q, N, S, S] γ·mean_i ‖ψ^(q) − ψ^(i,y)‖² for query scale, class scale
+
+    @property
+    def by_part(self) -> Tensor:
+        """All but the geometry, [Q, N, K]."""
+        return self.expression.sum((2, 3)) + self.cells
 
     @property
     def total(self) -> Tensor:
         """d(q, y), [Q, N]."""
-        return self.expression.sum((2, 3, 4)) + self.geometry.sum((2, 3))
+        return self.by_part.sum(2) + self.geometry.sum((2, 3))
+
+
+class Cells(NamedTuple):
+    """The cells where each part of B images may be, the likeliest first."""
+
+    features: Tensor  # [B, K, M, C]
+    weights: Tensor  # [B, K, M], sum 1 over M: their share of ν
 
 
 def class_mean(values: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -62,20 +75,44 @@ def span_distances(query: Tensor, support: Tensor, labels: Tensor, strength: Ten
 
     Of expressions [Q, S, K, C] and [n, S, K, C]: ‖z − ρ·Σ_j w_j·d_j‖², where the d_j are the part's expressions in all
     photos of the class at all scales and w is the ridge regression of z on them, λ = strength × their number, so that a
-    photo that is there twice changes nothing. Multiplied out: nothing as long as an expression is made for a pair.
+    photo that is there twice changes nothing.
     """
     queries, scales, parts, channels = query.shape
     shown, shots = by_class(support.flatten(2), labels)  # [N, M, K·C], [N]
     shown = shown.unflatten(2, (parts, channels)).permute(2, 0, 1, 3)  # [K, N, M, C]
+    asked = query.permute(2, 0, 1, 3).flatten(1, 2)  # [K, Q·S, C]
+    errors = left_over(asked, shown, strength * scales * shots, rho)  # [K, N, Q·S]
+    return errors.unflatten(2, (queries, scales)).permute(2, 1, 3, 0)
+
+
+def cell_distances(query: Cells, support: Cells, labels: Tensor, strength: Tensor, rho: Tensor) -> Tensor:
+    """What of the cells of a query's part cannot be made of the cells of that part in a class's photos: [Q, N, K].
+
+    Σ_i ω_i·‖x_i − ρ·Σ_j w_ij·√ω_j·x_j‖², each cell x_i of the query regressed on the class's, where likely cells are
+    longer: w is the ridge regression, λ = strength × the number of photos, which again may be there twice.
+    """
+    (queries, parts, count, channels), photos = query.features.shape, len(labels)
+    shown = (support.features * support.weights.sqrt()[..., None]).permute(0, 2, 1, 3)  # [n, M, K, C]
+    shown, shots = by_class(shown.reshape(photos, count, parts * channels), labels)  # [N, n·M, K·C], [N]
+    shown = shown.unflatten(2, (parts, channels)).permute(2, 0, 1, 3)  # [K, N, n·M, C]
+    asked = query.features.transpose(0, 1).flatten(1, 2)  # [K, Q·M, C]
+    errors = left_over(asked, shown, strength * shots, rho).unflatten(2, (queries, count))  # [K, N, Q, M]
+    return (errors * query.weights.transpose(0, 1)[:, None]).sum(-1).permute(2, 1, 0)
+
+
+def left_over(asked: Tensor, shown: Tensor, lam: Tensor, rho: Tensor) -> Tensor:
+    """‖x − ρ·Σ_j w_j·d_j‖², w = argmin ‖x − Σ_j w_j·d_j‖² + λ‖w‖² = xDᵀ(DDᵀ + λI)⁻¹, for each part.
+
+    Of P vectors x [K, P, C] on M vectors d of each class [K, N, M, C], λ [N]: [K, N, P]. Multiplied out: nothing as
+    long as x is made for a pair.
+    """
     gram = shown @ shown.mT  # [K, N, M, M]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    inverse = positive_inverse(gram + (strength * scales * shots)[:, None, None] * eye)
-    asked = query.permute(2, 0, 1, 3).flatten(1, 2)  # [K, Q·S, C]
-    products = (asked @ shown.flatten(1, 2).mT).unflatten(2, gram.shape[1:3]).transpose(1, 2)  # [K, N, Q·S, M]
+    inverse = positive_inverse(gram + lam[:, None, None] * eye)
+    products = (asked @ shown.flatten(1, 2).mT).unflatten(2, gram.shape[1:3]).transpose(1, 2)  # [K, N, P, M]
     weights = products @ inverse
-    made = (weights * (rho**2 * (weights @ gram) - 2 * rho * products)).sum(-1)  # [K, N, Q·S]
-    errors = (asked.square().sum(-1)[:, None] + made).clamp_min(0.0)
-    return errors.unflatten(2, (queries, scales)).permute(2, 1, 3, 0)
+    made = (weights * (rho**2 * (weights @ gram) - 2 * rho * products)).sum(-1)  # [K, N, P]
+    return (asked.square().sum(-1)[:, None] + made).clamp_min(0.0)
 
 
 def part_weights(query_entropy: Tensor, class_entropy: Tensor, slopes: Tensor) -> Tensor:
@@ -125,6 +162,14 @@ def geometric_distances(query: Tensor, support: Tensor, labels: Tensor, classes:
     return (query.square().sum(-1)[:, None, :, None] + mean_square[None, :, None] - 2 * inner).clamp_min(0.0)
 
 
+class Regression(NamedTuple):
+    """Of a query on what a class's photos show, with the weight of its error in Eq. 7."""
+
+    strength: Tensor
+    rho: Tensor
+    weight: Tensor | float = 1.0
+
+
 def distance(
     query: tuple[Tensor, Tensor, Tensor],
     support: tuple[Tensor, Tensor, Tensor],
@@ -133,7 +178,8 @@ def distance(
     slopes: Tensor | None,
     gamma: Tensor | None,
     normalised: bool,
-    span: tuple[Tensor, Tensor] | None = None,
+    span: Regression | None = None,
+    cells: tuple[Cells, Cells, Regression] | None = None,
 ) -> Distance:
     """Eq. 7 between every query and every class.
 
@@ -141,7 +187,8 @@ def distance(
     labels: class of each support image, [n], in 0 … N−1.
     slopes: of `part_weights`; None weighs all parts alike. gamma: weight of the geometric term; None leaves it out.
     normalised: means over the pairs of scales, and ψ in units of its mean; otherwise the printed sums.
-    span: strength and ρ of `span_distances`, which then stands for the distance to the class mean.
+    span: `span_distances` then stand for the distance to the class mean.
+    cells: of the queries and of the support, for `cell_distances` beside.
     """
     (query_z, query_h, query_mu), (support_z, support_h, support_mu) = query, support
     classes = int(labels.max()) + 1
@@ -150,13 +197,20 @@ def distance(
     if span is None:
         expression = squared_distances(query_z, class_mean(support_z, labels, classes))  # [Q, N, S, S, K]
     else:  # the class's scales are one
-        expression = scales * span_distances(query_z, support_z, labels, *span)[:, :, :, None]  # [Q, N, S, 1, K]
+        errors = span_distances(query_z, support_z, labels, span.strength, span.rho)
+        expression = span.weight * scales * errors[:, :, :, None]  # [Q, N, S, 1, K]
         class_h = class_h.mean(1, keepdim=True)
-    expression = expression / parts if slopes is None else expression * part_weights(query_h, class_h, slopes)
+    alpha = expression.new_tensor(1 / parts) if slopes is None else part_weights(query_h, class_h, slopes)
+    expression = alpha * expression
+    beside = expression.new_zeros(len(query_z), classes, parts)
+    if cells is not None:
+        asked, shown, how = cells
+        mean_alpha = alpha if slopes is None else alpha.mean((2, 3))  # [Q, N, K]
+        beside = how.weight * mean_alpha * cell_distances(asked, shown, labels, how.strength, how.rho)
     if gamma is None or parts < 2:
         geometry = expression.new_zeros(expression.shape[:-1])
     else:
         geometry = gamma * geometric_distances(psi(query_mu), psi(support_mu), labels, classes)
     if normalised:  # ψ·R has mean 1, and the mean over the R sides of its squared difference is R·‖Δψ‖²
         expression, geometry = expression / scales**2, geometry * (parts * (parts - 1) / 2 / scales**2)
-    return Distance(expression, geometry)
+    return Distance(expression, beside, geometry)

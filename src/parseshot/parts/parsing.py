@@ -17,12 +17,13 @@ D_M is the visible part, so that constant features under a constant template sco
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parseshot.parts.distance import Cells
 from parseshot.parts.kernel import locate_and_express
 from parseshot.parts.templates import squared_norms, visible_squared_norms
 
@@ -89,6 +90,34 @@ def parse(
         scores.append(score.permute(3, 0, 2, 1) / (channels if normalised else 1))
     nu = torch.stack(maps, 1)  # [B, S, K, G, G]
     return Parse(nu, expected_location(nu), torch.stack(expressions, 1), entropy(nu), torch.stack(scores, 1))
+
+
+def parse_apart(phi: Tensor, templates: Sequence[Tensor], temperature: Tensor | None, **settings: Any) -> Parse:
+    """Algorithm 1 where each part has C/K channels to itself: K parses of one part, side by side.
+
+    phi [B, C, G, G], templates [K, C/K, s, s] for each scale; `settings` are those of `parse`. As if D were 0 in the
+    other parts' channels, but that φ gets its unit root mean square in each share.
+    """
+    shares = phi.chunk(len(templates[0]), 1)
+    found = [
+        parse(share, [template[part : part + 1] for template in templates], temperature, **settings)
+        for part, share in enumerate(shares)
+    ]
+    return Parse(*(torch.cat(each, 2) for each in zip(*found, strict=True)))
+
+
+def likeliest_cells(phi: Tensor, nu: Tensor, count: int, *, apart: bool) -> Cells:
+    """The cells with the largest ν of each part, in units of the features' mean length.
+
+    phi [B, C, G, G], nu [B, K, G, G] → features [B, K, M, C], or C/K channels of its own for each part if `apart`.
+    """
+    images, parts = nu.shape[:2]
+    shares = torch.stack([unit_rms(share) for share in phi.chunk(parts if apart else 1, 1)], 1)
+    shares = shares.flatten(3).mT / math.sqrt(shares.shape[2])  # [B, K or 1, G², C], mean squared length 1
+    largest, where = nu.flatten(2).topk(min(count, shares.shape[2]), 2)  # [B, K, M]
+    index = where[..., None].expand(-1, -1, -1, shares.shape[3])
+    features = shares.expand(images, parts, -1, -1).gather(2, index)
+    return Cells(features, largest / largest.sum(2, keepdim=True).clamp_min(EPS))
 
 
 def unit_rms(phi: Tensor) -> Tensor:

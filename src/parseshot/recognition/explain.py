@@ -75,7 +75,7 @@ def explain(model: Model, query: Encoding, support: Encoding, labels: Tensor) ->
     total, probability = terms.total, torch.softmax(method.logits(query, support, labels), 1)  # [Q, N]
     each = torch.arange(support.images)
     single = method.distance(query, support, each).total  # [Q, n]: every support image as its own class
-    parts = terms.expression.sum((2, 3))  # [Q, N, K]
+    parts = terms.by_part  # [Q, N, K]
     geometry = terms.geometry.sum((2, 3))  # [Q, N]
     found = [find_parts(model, support, row) for row in range(support.images)]
     flat = is_degenerate(query["mu"]).all(1)  # [Q]
