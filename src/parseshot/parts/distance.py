@@ -109,10 +109,9 @@ def left_over(asked: Tensor, shown: Tensor, lam: Tensor, rho: Tensor) -> Tensor:
     gram = shown @ shown.mT  # [K, N, M, M]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     inverse = positive_inverse(gram + lam[:, None, None] * eye)
+    inner = rho**2 * (inverse @ gram @ inverse) - 2 * rho * inverse  # ‖x − ρwD‖² = ‖x‖² + p·inner·p for p = xDᵀ
     products = (asked @ shown.flatten(1, 2).mT).unflatten(2, gram.shape[1:3]).transpose(1, 2)  # [K, N, P, M]
-    weights = products @ inverse
-    made = (weights * (rho**2 * (weights @ gram) - 2 * rho * products)).sum(-1)  # [K, N, P]
-    return (asked.square().sum(-1)[:, None] + made).clamp_min(0.0)
+    return (asked.square().sum(-1)[:, None] + (products @ inner * products).sum(-1)).clamp_min(0.0)
 
 
 def part_weights(query_entropy: Tensor, class_entropy: Tensor, slopes: Tensor) -> Tensor:
