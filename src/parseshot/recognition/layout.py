@@ -1,0 +1,94 @@
+"""An encoding as bytes: all tensors of a photo one after the other, raw and little-endian.
+
+Names, types and shapes are the same for all photos of a model and are kept once, so the bytes of many photos are joined
+and copied into place without parsing each.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parseshot.errors import DataError, ModelError
+from parseshot.methods.base import Encoding
+
+
+class Part(NamedTuple):
+    """One tensor of a photo's encoding."""
+
+    name: str
+    dtype: str  # "float32", …
+    shape: tuple[int, ...]  # of one photo
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        found = getattr(torch, self.dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise DataError(f"the encodings are of the type {self.dtype!r}, which is not known here")
+        return found
+
+    @property
+    def size(self) -> int:
+        """Bytes a photo."""
+        return math.prod(self.shape) * self.torch_dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where in a photo's bytes each of its tensors lies: in the order of their names, without gaps."""
+
+    parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, encoding: Encoding) -> "Layout":
+        ordered = sorted(encoding.items())
+        return cls(tuple(Part(name, str(t.dtype).removeprefix("torch."), tuple(t.shape[1:])) for name, t in ordered))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Layout":
+        return cls(tuple(Part(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(text)))
+
+    def to_json(self) -> str:
+        return json.dumps(self.parts)
+
+    @property
+    def size(self) -> int:
+        """Bytes a photo."""
+        return sum(part.size for part in self.parts)
+
+    def pack(self, encoding: Encoding, what: str) -> bytes:
+        """The bytes of one photo's encoding; `what` names the photo if it does not fit."""
+        given = Layout.of(encoding)
+        if given != self:
+            raise ModelError(f"{what}: its encoding holds {given}, those of this gallery hold {self}")
+        if encoding.images != 1:
+            raise ModelError(f"{what}: an encoding of {encoding.images} images where one is stored")
+        return b"".join(_bytes(encoding[part.name]).tobytes() for part in self.parts)
+
+    def unpack(self, count: int, pieces: Iterable[Sequence[bytes]]) -> Encoding:
+        """The encoding of `count` photos, whose bytes come in pieces of many photos."""
+        made = {part.name: torch.empty(count, *part.shape, dtype=part.torch_dtype) for part in self.parts}
+        places = [_bytes(made[part.name]) for part in self.parts]  # each [count, bytes of the part]
+        start = 0
+        for piece in pieces:
+            joined = np.frombuffer(b"".join(piece), np.uint8).reshape(len(piece), self.size)
+            offset = 0
+            for place in places:
+                place[start : start + len(piece)] = joined[:, offset : offset + place.shape[1]]
+                offset += place.shape[1]
+            start += len(piece)
+        return Encoding(**made)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape in self.parts)
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    """A tensor of n images as bytes [n, …] that share its memory where it lies in one piece on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(len(tensor), math.prod(tensor.shape[1:]))
+    return flat.view(torch.uint8).numpy()
