@@ -35,7 +35,7 @@ from sqlalchemy import select, text, update
 from parseshot.data.duplicates import perceptual_hashes
 from parseshot.errors import DataError, ModelError, UsageError
 from parseshot.methods.base import Encoding
-from parseshot.recognition import storage, tables
+from parseshot.recognition import layout, storage, tables
 from parseshot.recognition.gallery import Gallery, stored_picture
 from parseshot.recognition.snapshot import Snapshot
 
@@ -514,6 +514,43 @@ def test_changes_of_another_version_are_refused(gallery: Gallery) -> None:
         held.after(gallery.changes(0))
     assert gallery.changes(1).added.photos.tolist() == [2]  # only what is new is read
     assert gallery.changes(2).added.photos.tolist() == []
+
+
+def test_what_is_added_is_not_copied_and_never_written_over(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "SPARE", 3)
+    enroll(gallery, {1: "owl"})
+    held = gallery.snapshot()
+    assert held.encoding is not None
+    first = held
+    for number in range(2, 20):  # until the room is used up, and on
+        version = enroll(gallery, {number: "wren"})
+        if number == 2:
+            sibling = held.after(gallery.changes(1))
+            assert sibling.encoding is not None
+            assert sibling.encoding["nu"].data_ptr() == held.encoding["nu"].data_ptr()
+        first = first.after(gallery.changes(version - 1))
+    assert content(sibling) == {1: "owl", 2: "wren"}
+    assert content(held) == {1: "owl"}
+    same(first, gallery.snapshot())
+    gallery.remove_photo(1)
+    other = held.after(gallery.changes(1))
+    same(first.after(gallery.changes(version)), other)
+    assert content(first) == {1: "owl"} | dict.fromkeys(range(2, 20), "wren")
+
+
+def test_readers_that_share_a_snapshot_go_their_own_ways(gallery: Gallery) -> None:
+    enroll(gallery, {1: "owl", 2: "owl"})
+    held = gallery.snapshot()
+    enroll(gallery, dict.fromkeys(range(3, 30), "wren"))
+    changes = gallery.changes(1)
+    with torch.inference_mode(), ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda _: held.after(changes), range(64)):
+            same(found, gallery.snapshot())
+    enroll(gallery, {40: "crow"})
+    later = held.after(gallery.changes(1))
+    same(later, gallery.snapshot())
+    same(held.after(changes), gallery.snapshot(2))
+    same(later, gallery.snapshot())
 
 
 # Many at once

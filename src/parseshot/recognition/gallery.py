@@ -162,9 +162,9 @@ class Gallery:
             gone, came = at(self._known(connection, since)), at(now)
             again = select(versions.c.number).where(versions.c.action == ENCODE_AGAIN, versions.c.number > since)
             if connection.execute(again.limit(1)).first() is None:
-                gone = and_(gone, members.c.until > since, ~_also_member_at(now))
-                came = and_(came, members.c.since > since, ~_also_member_at(since))
-            removed = connection.execute(select(members.c.photo).where(gone).order_by(members.c.photo)).scalars().all()
+                gone = and_(members.c.until > since, _is_member_at(since), ~_is_member_at(now))
+                came = and_(members.c.since > since, at(now), ~_is_member_at(since))
+            removed = sorted(set(connection.execute(select(members.c.photo).where(gone)).scalars()))
             added = read_snapshot(connection, now, came, self._told(connection), self.name)
         return Changes(since, torch.tensor(removed, dtype=torch.int64), added)
 
@@ -329,8 +329,8 @@ def _set_model(connection: Connection, fingerprint: str, layout: Layout) -> None
     connection.execute(insert(meta), [{"key": key, "value": value} for key, value in told.items()])
 
 
-def _also_member_at(version: int) -> ColumnElement[bool]:
-    """Whether the photo of a member is in the gallery at a version too, by this row or by another."""
+def _is_member_at(version: int) -> ColumnElement[bool]:
+    """Whether the photo of a row is in the gallery at a version, by this row or by another."""
     other = members.alias()
     return exists().where(other.c.photo == members.c.photo, at(version, other))
 

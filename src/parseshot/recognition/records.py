@@ -124,7 +124,7 @@ def read_snapshot(
     asked = select(members.c.photo, members.c.class_number, photos.c.sha256, photos.c.hash, photos.c.mirror)
     asked = asked.join(photos, photos.c.id == members.c.photo).where(which).order_by(members.c.photo)
     rows = connection.execute(asked).all()
-    known = {row.number: EnrolledClass(row.number, row.id, row.name) for row in connection.execute(select(classes))}
+    known = _read_classes(connection, {row.class_number for row in rows})
     occurring, labels = label(known, torch.tensor([row.class_number for row in rows], dtype=torch.int64))
     ids = [row.photo for row in rows]
     fingerprint, encoding = told.get("fingerprint"), None
@@ -143,12 +143,20 @@ def read_snapshot(
     )
 
 
+def _read_classes(connection: Connection, numbers: set[int]) -> dict[int, EnrolledClass]:
+    found = {}
+    for some in _portions(numbers, ROWS):
+        for row in connection.execute(select(classes).where(classes.c.number.in_(some))):
+            found[row.number] = EnrolledClass(row.number, row.id, row.name)
+    return found
+
+
 def _read_encodings(
     connection: Connection, ids: list[int], layout: Layout, fingerprint: str, where: str
 ) -> Iterator[list[bytes]]:
     for wanted in _portions(ids, _rows_of(layout)):
         asked = select(encodings).where(encodings.c.photo.in_(wanted), encodings.c.fingerprint == fingerprint)
-        rows = connection.execute(asked.order_by(encodings.c.photo)).all()
+        rows = connection.execute(asked.order_by(encodings.c.photo).execution_options(raw_bytes=True)).all()
         if missing := set(wanted) - {row.photo for row in rows}:
             raise DataError(f"{where} is damaged: photo {min(missing)} has no encoding")
         for row in rows:

@@ -1,5 +1,6 @@
 """What a reader holds of a gallery: all photos of one version, and what brings them to a later one."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from parseshot.errors import UsageError
-from parseshot.methods.base import Encoding
+from parseshot.recognition.layout import GrowingEncoding
 
 
 @dataclass(frozen=True, order=True)
@@ -30,7 +31,7 @@ class Snapshot:
     labels: Tensor  # [n] in 0 … N−1
     digests: tuple[str, ...]  # n: sha256 of each file, to know a query that is one of them
     hashes: np.ndarray  # uint64 [n, 2] perceptual hashes of each picture and of its mirror image
-    encoding: Encoding | None  # of n images; None before the first enrolment
+    encoding: GrowingEncoding | None  # of n images; None before the first enrolment
 
     def after(self, changes: "Changes") -> "Snapshot":
         """The snapshot of the later version, as if it had been read whole."""
@@ -44,15 +45,14 @@ class Snapshot:
         order = photos.argsort()  # what comes back by undoing takes its old place
         numbers = torch.cat((self._class_numbers()[keep], added._class_numbers()))[order]
         classes, labels = label({one.number: one for one in (*self.classes, *added.classes)}, numbers)
-        kept = [digest for digest, stays in zip(self.digests, keep.tolist(), strict=True) if stays]
-        digests = (*kept, *added.digests)
+        digests = (*itertools.compress(self.digests, keep.tolist()), *added.digests)
         return Snapshot(
             added.version,
             added.fingerprint,
             classes,
             photos[order],
             labels,
-            tuple(digests[row] for row in order.tolist()),
+            tuple(map(digests.__getitem__, order.tolist())),
             np.concatenate((self.hashes[keep.numpy()], added.hashes))[order.numpy()],
             self._joined(keep, added.encoding, order),
         )
@@ -60,17 +60,13 @@ class Snapshot:
     def _class_numbers(self) -> Tensor:
         return torch.tensor([one.number for one in self.classes], dtype=torch.int64)[self.labels]  # [n]
 
-    def _joined(self, keep: Tensor, added: Encoding | None, order: Tensor) -> Encoding:
-        """One copy of the encodings where photos were only added or only removed, as is usual."""
+    def _joined(self, keep: Tensor, added: GrowingEncoding | None, order: Tensor) -> GrowingEncoding:
+        """Without a copy of what is there, where photos were only added."""
         assert self.encoding is not None
         assert added is not None
-        in_order = bool((order == torch.arange(len(order))).all())
-        joined = {}
-        for name, tensor in self.encoding.items():
-            kept = tensor if bool(keep.all()) else tensor[keep]
-            whole = torch.cat((kept, added[name])) if added.images else kept
-            joined[name] = whole if in_order else whole[order]
-        return Encoding(**joined)
+        kept = self.encoding if bool(keep.all()) else self.encoding.in_order(keep.nonzero()[:, 0])
+        joined = kept.with_added(added)
+        return joined if bool((order.diff() > 0).all()) else joined.in_order(order)
 
 
 @dataclass(frozen=True)
