@@ -4,8 +4,11 @@ And what the processes of the tests do with them; importable without the tests.
 """
 
 import hashlib
+import itertools
+import os
 import random
 import resource
+import signal
 import time
 import zlib
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sqlalchemy import event
 
 from parseshot.errors import DataError, ParseshotError
 from parseshot.methods.base import Encoding
@@ -87,6 +91,20 @@ def enroll_without_end(where: Path | str, ready: Connection) -> None:
         version += 1
         photos = [new_photo(number, name, picture=20_000) for number, name in batch_of(version).items()]
         assert gallery.add(photos, MODEL).number == version
+
+
+def enroll_and_die(where: Path | str, statement: int) -> None:
+    """Killed before a statement of the transaction, the first being 1; if it has that many."""
+    torch.set_num_threads(1)
+    gallery = Gallery.open(where)
+    numbers = itertools.count(1)
+
+    def die(*_: object) -> None:
+        if next(numbers) == statement:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    event.listen(gallery._storage._engine, "before_cursor_execute", die)
+    gallery.add([new_photo(2, "wren"), new_photo(3, "crow")], MODEL)
 
 
 def enroll_with_limit(where: Path | str, limit: int, answer: Connection) -> None:

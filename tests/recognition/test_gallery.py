@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tempfile
 import time
 import traceback
 import unicodedata
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -30,7 +32,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from photos import MODEL, content, encoding_of, new_photo
 from PIL import Image
 from postgres import CannotStart, Server
-from sqlalchemy import select, text, update
+from sqlalchemy import Connection, select, text, update
 
 from parseshot.data.duplicates import perceptual_hashes
 from parseshot.errors import DataError, ModelError, UsageError
@@ -506,6 +508,36 @@ def test_whatever_is_done_readers_keep_up(places: Places) -> None:
     )  # fmt: skip
 
 
+def test_what_comes_back_takes_its_old_place(gallery: Gallery) -> None:
+    enroll(gallery, {1: "owl", 2: "wren", 3: "owl", 4: "crow"})
+    gallery.remove_class("wren")
+    gallery.remove_photo(3)
+    held = gallery.snapshot()
+    gallery.undo()
+    gallery.undo()
+    enroll(gallery, {5: "gull"})
+    same(held.after(gallery.changes(3)), gallery.snapshot())
+
+
+def test_a_snapshot_is_of_one_model_whatever_is_written_meanwhile(
+    gallery: Gallery, where: Where, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {1: "owl", 2: "wren"}
+    enroll(gallery, files)
+    unpack = layout.Layout.from_json
+
+    def replace_first(text: str) -> layout.Layout:
+        """Between what is read of the model and what is read of its encodings."""
+        monkeypatch.undo()
+        with Gallery.open(where) as other:
+            other.replace_encodings("other", [(number, encoding_of(number, "other")) for number in files])
+        return unpack(text)
+
+    monkeypatch.setattr(layout.Layout, "from_json", replace_first)
+    assert content(gallery.snapshot()) == files
+    assert content(gallery.snapshot(), "other") == files
+
+
 def test_changes_of_another_version_are_refused(gallery: Gallery) -> None:
     enroll(gallery, {1: "owl"})
     held = gallery.snapshot()
@@ -546,11 +578,11 @@ def test_readers_that_share_a_snapshot_go_their_own_ways(gallery: Gallery) -> No
     with torch.inference_mode(), ThreadPoolExecutor(8) as pool:
         for found in pool.map(lambda _: held.after(changes), range(64)):
             same(found, gallery.snapshot())
-    enroll(gallery, {40: "crow"})
-    later = held.after(gallery.changes(1))
-    same(later, gallery.snapshot())
-    same(held.after(changes), gallery.snapshot(2))
-    same(later, gallery.snapshot())
+    first = held.after(changes)
+    gallery.undo()
+    enroll(gallery, dict.fromkeys(range(30, 60), "crow"))  # others in the place of those
+    same(held.after(gallery.changes(1)), gallery.snapshot())
+    same(first, gallery.snapshot(2))
 
 
 # Many at once
@@ -640,6 +672,22 @@ def test_a_killed_process_leaves_the_old_version_or_the_new(
     assert len(reached) > 3
 
 
+def test_a_process_killed_at_any_statement_leaves_the_old_version(
+    gallery: Gallery, where: Where, processes: ForkServerContext
+) -> None:
+    enroll(gallery, {1: "owl"})
+    for statement in range(1, 100):
+        child = processes.Process(target=photos.enroll_and_die, args=(where, statement))
+        child.start()
+        child.join()
+        if child.exitcode == 0:  # it had no more statements than that
+            break
+        assert child.exitcode == -signal.SIGKILL
+        assert (gallery.version, content(gallery.snapshot())) == (1, {1: "owl"})
+    assert statement > 8
+    assert content(gallery.snapshot()) == {1: "owl", 2: "wren", 3: "crow"}
+
+
 # Faults
 
 
@@ -653,13 +701,15 @@ def test_a_damaged_photo_is_named(gallery: Gallery) -> None:
 
     with gallery._storage.reading() as connection:
         data = connection.execute(select(tables.encodings.c.data).where(tables.encodings.c.photo == 2)).scalar_one()
-    for bad in (data[:-1] + bytes([data[-1] ^ 1]), data[:-1], b""):
+    intact = zlib.crc32(data)
+    for bad, checksum in ((data[:-1] + bytes([data[-1] ^ 1]), intact), (b"", intact), (data[4:], zlib.crc32(data[4:]))):
         with gallery._storage.writing() as connection:
-            connection.execute(update(tables.encodings).where(tables.encodings.c.photo == 2).values(data=bad))
+            row = update(tables.encodings).where(tables.encodings.c.photo == 2)
+            connection.execute(row.values(data=bad, checksum=checksum))
         with pytest.raises(DataError, match="damaged: the encoding of photo 2"):
             gallery.snapshot()
     with gallery._storage.writing() as connection:
-        connection.execute(update(tables.encodings).where(tables.encodings.c.photo == 2).values(data=data))
+        connection.execute(row.values(data=data, checksum=intact))
     assert content(gallery.snapshot()) == whole
     damage("encodings", "fingerprint = 'x'", 3)
     with pytest.raises(DataError, match="photo 3 has no encoding"):
@@ -709,6 +759,17 @@ def test_a_gallery_is_made_once_by_many(places: Places) -> None:
         gallery.close()
     if isinstance(where, Path):
         assert list(where.parent.iterdir()) == [where]
+
+
+def test_of_two_makers_of_a_file_the_first_one_wins(tmp_path: Path) -> None:
+    def be_slower(connection: Connection) -> None:
+        with Gallery.open(tmp_path / "gallery", create=True) as gallery:
+            enroll(gallery, {1: "owl"})
+        tables.make_tables(connection)
+
+    storage.open_storage(tmp_path / "gallery", be_slower).close()
+    with Gallery.open(tmp_path / "gallery") as gallery:
+        assert content(gallery.snapshot()) == {1: "owl"}
 
 
 def test_a_write_that_waits_too_long_says_so(gallery: Gallery, monkeypatch: pytest.MonkeyPatch, where: Where) -> None:
@@ -801,6 +862,8 @@ def test_a_copy_without_a_log_gets_one(tmp_path: Path) -> None:
 
 
 def test_how_a_file_is_opened(tmp_path: Path) -> None:
+    storage.open_storage(tmp_path / "new", tables.make_tables).close()
+    assert (tmp_path / "new").read_bytes()[18:20] == b"\2\2"  # has a log from the first moment
     with Gallery.open(tmp_path / "gallery", create=True) as gallery, gallery._storage.reading() as connection:
         told = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
@@ -960,6 +1023,8 @@ def test_a_lost_connection_is_made_again(server: Server) -> None:
         with pytest.raises(DataError, match="could not be saved: terminating connection"):
             gallery.replace_encodings("other", encode())
         assert gallery.fingerprint == MODEL
+        with Gallery.open(url) as other, other._storage.reading() as connection:
+            connection.execute(end)
         enroll(gallery, {2: "owl"})
         assert content(gallery.snapshot()) == {1: "owl", 2: "owl"}
 
