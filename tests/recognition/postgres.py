@@ -9,8 +9,6 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-import psycopg
-
 SETTINGS = "-c listen_addresses='' -c fsync=off -c shared_buffers=32MB -c max_connections=60 -c lc_messages=C"
 
 
@@ -22,7 +20,11 @@ class Server:
     """Started when made; it refuses to run as root, so it runs as somebody else then."""
 
     def __init__(self) -> None:
-        self._programs = _programs()
+        try:
+            import psycopg
+        except ImportError:
+            raise CannotStart("psycopg is not installed") from None
+        self._psycopg, self._programs = psycopg, _programs()
         self._user = _user()
         self._folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path must be short
         self._numbers = itertools.count()
@@ -43,7 +45,7 @@ class Server:
     def new_database(self) -> str:
         """The URL of a place of its own; a schema, because making a database takes longer."""
         schema = f"gallery{next(self._numbers)}"
-        with psycopg.connect(f"host={self._folder} user=tester dbname=postgres", autocommit=True) as connection:
+        with self._psycopg.connect(f"host={self._folder} user=tester dbname=postgres", autocommit=True) as connection:
             connection.execute(f"CREATE SCHEMA {schema}".encode())
         return f"postgresql://tester@/postgres?host={quote(str(self._folder))}&options=-csearch_path%3D{schema}"
 

@@ -288,7 +288,7 @@ class Gallery:
         self._check_model(told.get("fingerprint"), fingerprint)
         if "fingerprint" not in told:
             _set_model(connection, fingerprint, layout)
-        elif (kept := Layout.from_json(told["layout"])) != layout:
+        elif (kept := Layout.from_json(told.get("layout", ""), self.name)) != layout:
             raise ModelError(f"{self.name}: the new encodings hold {layout}, the stored ones {kept}")
 
 

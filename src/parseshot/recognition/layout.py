@@ -33,7 +33,7 @@ class Part(NamedTuple):
     def torch_dtype(self) -> torch.dtype:
         found = getattr(torch, self.dtype, None)
         if not isinstance(found, torch.dtype):
-            raise DataError(f"the encodings are of the type {self.dtype!r}, which is not known here")
+            raise ValueError(f"no tensor has the type {self.dtype!r}")
         return found
 
     @property
@@ -54,8 +54,15 @@ class Layout:
         return cls(tuple(Part(name, str(t.dtype).removeprefix("torch."), tuple(t.shape[1:])) for name, t in ordered))
 
     @classmethod
-    def from_json(cls, text: str) -> "Layout":
-        return cls(tuple(Part(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(text)))
+    def from_json(cls, text: str, where: str) -> "Layout":
+        """What `to_json` wrote; `where` names the gallery if it is not that."""
+        try:
+            layout = cls(tuple(Part(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(text)))
+            if layout.size <= 0:
+                raise ValueError("nothing is stored")
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{where} is damaged: how its encodings are laid out cannot be read ({error})") from None
+        return layout
 
     def to_json(self) -> str:
         return json.dumps(self.parts)

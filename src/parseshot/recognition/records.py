@@ -129,7 +129,7 @@ def read_snapshot(
     ids = [row.photo for row in rows]
     fingerprint, encoding = told.get("fingerprint"), None
     if fingerprint is not None:
-        layout = Layout.from_json(told["layout"])
+        layout = Layout.from_json(told.get("layout", ""), where)
         encoding = layout.unpack(len(ids), _read_encodings(connection, ids, layout, fingerprint, where))
     return Snapshot(
         version,
