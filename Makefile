@@ -35,6 +35,7 @@ test: check
 bench: $(READY)
 	$(BIN)/python benchmarks/parse_head.py
 	$(BIN)/python benchmarks/heads.py
+	$(BIN)/python benchmarks/gallery.py
 ifneq ($(DATA),)
 	$(BIN)/python benchmarks/prepare.py --source $(DATA)/CUB_200_2011.tgz
 	$(BIN)/parseshot data prepare cub --source $(DATA)/CUB_200_2011.tgz --out build/cub
