@@ -37,5 +37,12 @@ def csv_cell(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A file name as valid UTF-8, for terminals and files; undecodable bytes become \\xNN."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    """A file name as valid UTF-8, for terminals and files; undecodable bytes become \\xNN, lone surrogates \\uNNNN.
+
+    >>> printable("owl\\udcff"), printable("owl\\ud800")
+    ('owl\\\\xff', 'owl\\\\ud800')
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # half of a pair, as JSON may hold, which no file name is decoded to
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
