@@ -60,6 +60,27 @@ def test_stopping_at_any_step_changes_nothing(birds: Pack, whole: Path, tmp_path
     assert metrics(tmp_path / "run") == metrics(whole)
 
 
+def test_stopping_changes_nothing_where_weights_are_averaged(birds: Pack, whole: Path, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"average": 0.9})
+    start_run(SMALL, birds, config, tmp_path / "whole")
+    for at in (3, 4, 9):
+        stop_at(SMALL, birds, config, tmp_path / "run", at)
+    start_run(SMALL, birds, config, tmp_path / "run", resume=True)
+    assert same(tmp_path / "run" / "last", tmp_path / "whole" / "last")
+    assert same(tmp_path / "run" / "best", tmp_path / "whole" / "best")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert not same(tmp_path / "whole" / "last", whole / "last")
+    losses = [row["ce"] for row in metrics(tmp_path / "whole")]
+    assert losses == [row["ce"] for row in metrics(whole)]  # the steps themselves know nothing of it
+
+
+def test_a_run_from_before_a_setting_existed_goes_on_without_it() -> None:
+    before, now = {"training": {"lr": 0.1}}, {"training": {"lr": 0.1, "average": 0.0}}
+    assert state._changed(before, now) == []
+    assert state._changed(before, {"training": {"lr": 0.1, "average": 0.9}}) == ["training.average was None, now 0.9"]
+    assert state._changed({"training": {"lr": 0.1}}, {"training": {"lr": 0.0}}) == ["training.lr was 0.1, now 0.0"]
+
+
 def test_stopping_in_pretraining_changes_nothing(birds: Pack, tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"pretraining": PretrainingConfig(steps=6, batch=8, lr=2e-3, decay_every=3)})
     start_run(SMALL, birds, config, tmp_path / "whole")

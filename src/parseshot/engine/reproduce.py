@@ -190,7 +190,7 @@ def _key(recipe: Recipe, rates: tuple[float, ...], pack: Pack, protocol: Protoco
 
 
 def _digest(recipe: Recipe, pack: Pack, *more: str) -> str:
-    text = "".join((recipe.model_dump_json(), pack.fingerprint, *more))
+    text = "".join((recipe.model_dump_json(exclude_defaults=True), pack.fingerprint, *more))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import torch
 
 from parseshot.data.packed import Pack
+from parseshot.engine.averaging import averaged, follow
 from parseshot.engine.device import is_out_of_memory
 from parseshot.engine.distributed import ALONE, Team, synchronise
 from parseshot.engine.evaluation import validation_accuracy
@@ -133,12 +134,15 @@ class _Run:
         reached, written = self.reached, time.perf_counter()
         while reached.step < stage.steps:
             figures = _one_step(stage, optimiser, reached.step)
+            if self.config.average and stage.name == EpisodeStage.name:
+                follow(optimiser, self.config.average, reached.step)
             asked = self.team.any(self.stop.asked)
             reached.step, reached.seconds = reached.step + 1, time.perf_counter() - self.begun
             figures |= {"step": reached.step, "seconds": round(reached.seconds, 3)}
             last = reached.step == stage.steps
             if stage.name == EpisodeStage.name and (last or reached.step % self.config.validate_every == 0):
-                figures["val"] = self.validate(last=last)
+                with averaged(optimiser):
+                    figures["val"] = self.validate(last=last)
             if self.team.first:
                 self.metrics.write(json.dumps(figures) + "\n")
                 self.metrics.flush()

@@ -98,13 +98,13 @@ def read_state(out: Path, recipe: Mapping[str, Any]) -> Saved | None:
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
-    """The values that differ, by name; a run may be made longer."""
+    """The values that differ, by name; a run may be made longer, and what it did not know may be off."""
     found = []
     for key in sorted({*before, *now}):
         name, old, new = f"{path}{key}", before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             found += _changed(old, new, f"{name}.")
-        elif old != new and name != "training.episodes":
+        elif old != new and name != "training.episodes" and (key in before or new):
             found.append(f"{name} was {old!r}, now {new!r}")
     return found
 

@@ -62,6 +62,7 @@ class TrainingConfig(Schedule):
     pretraining: PretrainingConfig | None = None
     cached_views: int | None = Field(None, ge=0, le=64)  # train on a frozen backbone's maps: views beside the plain one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of the backbone; auto: bfloat16 where a GPU has it
+    average: float = Field(0.0, ge=0, lt=1)  # what is validated and kept is a mean of weights that keeps this a step
     validate_every: int = Field(1_000, ge=1)
     validation_episodes: int = Field(200, ge=2)
     seed: int = Field(0, ge=0)
