@@ -241,3 +241,10 @@ def test_a_run_on_cached_maps_leaves_the_backbone_alone_and_resumes(birds: Pack,
     start = Model(KIND)
     for name, weight in start.state_dict().items():
         assert torch.equal(weight, whole.state_dict()[name]) == name.startswith("backbone."), name
+
+
+def test_a_projection_of_0_channels_is_none() -> None:
+    """So that a table's row can take back what all others have."""
+    model = Model(KIND.model_copy(update={"projection": 0}))
+    assert isinstance(model.projection, torch.nn.Identity)
+    assert model.method.templates.maps[0].shape[1] == model.backbone.out_channels

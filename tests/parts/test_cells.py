@@ -8,8 +8,8 @@ import reference
 from parseshot.errors import UsageError
 from parseshot.methods import build_method
 from parseshot.methods.frn import residual
-from parseshot.parts.distance import Cells, Regression, cell_distances, distance
-from parseshot.parts.parsing import likeliest_cells, parse, parse_apart
+from parseshot.parts.distance import Regression, cell_distances, distance
+from parseshot.parts.parsing import Cells, likeliest_cells, parse, parse_apart
 
 LABELS = torch.tensor([1, 0, 1, 2, 1])  # unbalanced: 1, 3 and 1 photos
 
@@ -45,6 +45,15 @@ def test_gradcheck() -> None:
         return cell_distances(Cells(x, w), Cells(shown, shown_w), LABELS, strength, rho)
 
     assert torch.autograd.gradcheck(run, inputs)
+
+
+def test_a_part_that_is_in_one_cell_for_sure_has_finite_gradients() -> None:
+    """ν of a sharp part is 0 elsewhere in float32, and a root has an infinite slope there."""
+    weights = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64).expand(5, 2, 4).clone().requires_grad_()
+    query, support = cells(2), Cells(cells(5, 1).features, weights)
+    cell_distances(query, support, LABELS, number(0.1), number(0.8)).sum().backward()
+    assert weights.grad is not None
+    assert bool(weights.grad.isfinite().all())
 
 
 def test_copies_of_photos_change_nothing() -> None:

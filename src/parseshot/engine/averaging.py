@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 AVERAGE = "average"  # kept beside the optimiser's moments of a weight, so that it is saved and restored with them
-WARM_UP = 10  # the mean over t steps starts short: at most t/10 of them
+WARM_UP = 10  # after t steps the mean reaches back over about t/9 of them at most, so that it forgets the start
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def follow(optimiser: torch.optim.Optimizer, decay: float, step: int) -> None:
 
 @contextlib.contextmanager
 def averaged(optimiser: torch.optim.Optimizer) -> Iterator[None]:
-    """Weights that have a mean are that mean inside of the block."""
+    """Weights that have a mean are that mean inside of the block; batch norm's statistics, a mean themselves, stay."""
     swapped = [
         (weight, optimiser.state[weight][AVERAGE]) for weight in _weights(optimiser) if _has_mean(optimiser, weight)
     ]

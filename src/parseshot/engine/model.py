@@ -36,9 +36,7 @@ class ModelConfig(Config):
     method_options: dict[str, Any] = Field(default_factory=dict)
     image_size: int = Field(84, ge=16, le=1024)
     mirrored: bool = False  # evaluation sees the mean of an image's map and its mirror image's, turned back
-    projection: int | None = Field(
-        None, ge=0, le=4096
-    )  # channels of a trained 1×1 convolution before the method; 0: none
+    projection: int | None = Field(None, ge=0, le=4096)  # channels of a trained 1×1 convolution before it; 0: none
 
 
 class Projection(nn.Conv2d):

@@ -13,8 +13,17 @@ from parseshot.config import Config
 from parseshot.errors import UsageError
 from parseshot.methods.base import BasePhotos, Encoding, Method
 from parseshot.parts import losses
-from parseshot.parts.distance import Cells, Distance, Regression, distance, squared_distances
-from parseshot.parts.parsing import Parse, entropy, likeliest_cells, parse, parse_apart, unit_length, unit_rms
+from parseshot.parts.distance import Distance, Regression, distance, squared_distances
+from parseshot.parts.parsing import (
+    Cells,
+    Parse,
+    entropy,
+    likeliest_cells,
+    parse,
+    parse_apart,
+    unit_length,
+    unit_rms,
+)
 from parseshot.parts.templates import Templates
 
 
@@ -47,9 +56,9 @@ class DOPConfig(Config):
     ridge: float = Field(0.1, gt=0)  # where the learned strength of that regression starts
     part_channels: int | None = Field(None, ge=1)  # of each part's own projection of the features; not in the paper
     cells: int = Field(0, ge=0)  # so many of a part's likeliest cells are compared one by one; not in the paper
-    cell_dropout: float = Field(0.0, ge=0, lt=1)  # share of an image's cells that are blank in training
     cell_weight: float = Field(0.2, gt=0)  # where the learned weight of that comparison starts …
     cell_ridge: float = Field(0.01, gt=0)  # … and the strength of its regression
+    cell_dropout: float = Field(0.0, ge=0, lt=1)  # share of an image's cells that are blank in training
     representatives: float = Field(0.0, ge=0)  # weight in training of telling all base classes apart, not in the paper
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from parseshot.parts.linear import positive_inverse
+from parseshot.parts.parsing import Cells
 
+LEAST = 1e-12  # share of ν that a cell has at least
 EPS = 1e-6  # side length (in cells) below which a polygon of parts counts as a point
 
 
@@ -29,13 +31,6 @@ class Distance(NamedTuple):
     def total(self) -> Tensor:
         """d(q, y), [Q, N]."""
         return self.by_part.sum(2) + self.geometry.sum((2, 3))
-
-
-class Cells(NamedTuple):
-    """The cells where each part of B images may be, the likeliest first."""
-
-    features: Tensor  # [B, K, M, C]
-    weights: Tensor  # [B, K, M], sum 1 over M: their share of ν
 
 
 def class_mean(values: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -92,7 +87,8 @@ def cell_distances(query: Cells, support: Cells, labels: Tensor, strength: Tenso
     longer: w is the ridge regression, λ = strength × the number of photos, which again may be there twice.
     """
     (queries, parts, count, channels), photos = query.features.shape, len(labels)
-    shown = (support.features * support.weights.sqrt()[..., None]).permute(0, 2, 1, 3)  # [n, M, K, C]
+    lengths = support.weights.clamp_min(LEAST).sqrt()  # ν may be 0 in float32, where a root has no gradient
+    shown = (support.features * lengths[..., None]).permute(0, 2, 1, 3)  # [n, M, K, C]
     shown, shots = by_class(shown.reshape(photos, count, parts * channels), labels)  # [N, n·M, K·C], [N]
     shown = shown.unflatten(2, (parts, channels)).permute(2, 0, 1, 3)  # [K, N, n·M, C]
     asked = query.features.transpose(0, 1).flatten(1, 2)  # [K, Q·M, C]

@@ -23,7 +23,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parseshot.parts.distance import Cells
 from parseshot.parts.kernel import locate_and_express
 from parseshot.parts.templates import squared_norms, visible_squared_norms
 
@@ -38,6 +37,13 @@ class Parse(NamedTuple):
     z: Tensor  # [B, S, K, C] expression, Eq. 6
     entropy: Tensor  # [B, S, K] entropy of nu over ln G²: 0 is certain, 1 is uniform
     score: Tensor  # [B, S, K, G, G] what the softmax of Eq. 5 sees, before T; no gradient
+
+
+class Cells(NamedTuple):
+    """The cells where each part of B images may be, the likeliest first."""
+
+    features: Tensor  # [B, K, M, C]
+    weights: Tensor  # [B, K, M], sum 1 over M: their share of ν
 
 
 def parse(
