@@ -9,8 +9,8 @@ import pytest
 
 from parseshot.data.packed import Pack
 from parseshot.engine import reproduce as module
-from parseshot.engine.reproduce import markdown, reproduce
-from parseshot.engine.tables import Row, Table, tables
+from parseshot.engine.reproduce import beyond, markdown, reproduce
+from parseshot.engine.tables import RATES, Row, Table, tables
 from parseshot.errors import ModelError, Stopped, UsageError
 from parseshot.methods import build_method
 
@@ -108,7 +108,8 @@ def test_the_best_learning_rate_on_val_is_kept(three: Path, tmp_path: Path, monk
     monkeypatch.setattr(module, "tables", lambda: {"three": Table("Rates", rows)})
     (row,) = reproduce("three", three, tmp_path, overrides=LESS, episodes=5)["rows"]
     by_rate = row["val_accuracy_by_lr"]
-    assert list(by_rate) == ["0.001", "1e-05"]
+    assert list(by_rate)[:2] == ["0.001", "1e-05"]
+    assert "1e+30" not in by_rate
     with monkeypatch.context() as patch:
         patch.setattr(module, "_val_accuracy", None)  # a row that is extended has its rate
         (longer,) = reproduce("three", three, tmp_path, overrides=LESS, episodes=8)["rows"]
@@ -118,6 +119,33 @@ def test_the_best_learning_rate_on_val_is_kept(three: Path, tmp_path: Path, monk
     monkeypatch.setattr(module, "tables", lambda: {"three": Table("Rates", worst)})
     failed = reproduce("three", three, tmp_path, overrides=LESS, episodes=5)["failed"]
     assert "not finite" in failed["first"]
+
+
+@pytest.mark.parametrize(
+    ("peak", "tried"),
+    [
+        (3e-3, [1e-2, 3e-3, 1e-3]),
+        (1e-4, [1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5]),
+        (3e-2, [1e-2, 3e-3, 1e-3, 3e-2, 1e-1]),
+        (1e-9, [1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5]),  # until the ladder ends
+    ],
+)
+def test_the_search_for_a_rate_does_not_end_at_its_edge(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peak: float, tried: list[float]
+) -> None:
+    monkeypatch.setattr(module, "tables", lambda: {"three": Table("Rates", (Row("first", "dop", rates=RATES),))})
+    monkeypatch.setattr(
+        module, "_val_accuracy", lambda model, *_: 1 / (1 + abs(np.log(model.provenance["training"]["lr"] / peak)))
+    )
+    (row,) = reproduce("three", three, tmp_path, overrides=LESS, episodes=2)["rows"]
+    assert list(row["val_accuracy_by_lr"]) == [f"{rate:g}" for rate in tried]
+    assert row["lr"] == min(tried, key=lambda rate: abs(np.log(rate / peak)))
+
+
+def test_where_every_rate_breaks_down_smaller_ones_are_tried() -> None:
+    assert beyond({1e-2: 0.0, 3e-3: 0.0, 1e-3: 0.0}) == [3e-4]
+    assert beyond({1e-1: 0.0, 3e-2: 0.3, 1e-2: 0.2}) == []
+    assert beyond({1e-1: 0.4, 3e-2: 0.3}) == []
 
 
 def test_what_cannot_be_done_is_said(three: Path, birds: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from parseshot.engine.protocol import Protocol
 from parseshot.engine.recipe import Recipe, load_recipe, shipped_recipes
 from parseshot.engine.run import Report, start_run
 from parseshot.engine.statistics import Interval
-from parseshot.engine.tables import Row, Table, tables
+from parseshot.engine.tables import LADDER, Row, Table, tables
 from parseshot.engine.training import EpisodeStage, cached_for
 from parseshot.errors import ModelError, ParseshotError, Stopped, UsageError
 
@@ -301,26 +301,46 @@ def _do(
 def _trained(
     row: Row, recipe: Recipe, pack: Pack, protocol: Protocol, out: Path, device: torch.device, report: Report
 ) -> tuple[Model, dict[str, float]]:
-    """The row's model, and what chose its learning rate; a rate at which training breaks down is left out."""
-    found: dict[str, Model] = {}
+    """The row's model, and what chose its learning rate; a rate at which training breaks down is left out.
+
+    Of several rates, the best is never the smallest or largest that was tried, unless there are none beyond.
+    """
+    found: dict[float, Model] = {}
+    by_rate: dict[float, float] = {}
     broken: ModelError | None = None
-    for rate in row.rates or (recipe.training.lr,):
+    untried = list(row.rates or (recipe.training.lr,))
+    while untried:
+        rate = untried.pop(0)
         run = out / f"{_slug(row.name)}-{_digest(recipe, pack)[:8]}-{rate:g}"  # other settings, another run
         resume = (run / "metrics.jsonl").exists()
         training = recipe.training.model_copy(update={"lr": rate})
         try:
             told = start_run(recipe.model, pack, training, run, report, resume=resume, device=device)
-            found[f"{rate:g}"] = Model.from_pretrained(run / "best").to(device)
-            found[f"{rate:g}"].provenance["seconds"] = told["seconds"]  # of the whole training, not up to the best
+            found[rate] = Model.from_pretrained(run / "best").to(device)
+            found[rate].provenance["seconds"] = told["seconds"]  # of the whole training, not up to the best
+            if len(row.rates) > 1:
+                by_rate[rate] = _val_accuracy(found[rate], pack, protocol)
         except ModelError as error:
-            broken = error
+            broken, by_rate[rate] = error, 0.0
+        if len(row.rates) > 1 and not untried:
+            untried = beyond(by_rate)
     if not found:
         assert broken is not None
         raise broken
-    if len(found) == 1:
-        return next(iter(found.values())), {}
-    by_rate = {rate: _val_accuracy(model, pack, protocol) for rate, model in found.items()}
-    return found[max(by_rate, key=lambda rate: by_rate[rate])], by_rate
+    best = _best(by_rate) if by_rate else next(iter(found))
+    return found[best], {f"{rate:g}": by_rate[rate] for rate in found if rate in by_rate}
+
+
+def beyond(by_rate: dict[float, float]) -> list[float]:
+    """The next learning rate of the ladder where the best so far is the smallest or the largest of those tried."""
+    best = _best(by_rate)
+    lower = [rate for rate in LADDER if rate < best][:1] if best == min(by_rate) else []
+    higher = [rate for rate in LADDER if rate > best][-1:] if best == max(by_rate) else []
+    return lower + higher
+
+
+def _best(by_rate: dict[float, float]) -> float:
+    return max(by_rate, key=lambda rate: (by_rate[rate], -rate))  # of equals the smaller, which breaks down less
 
 
 def _val_accuracy(model: Model, pack: Pack, protocol: Protocol) -> float:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from parseshot.methods import METHODS, takes_pairs
 
-RATES = (1e-2, 3e-3, 1e-3)  # no method is judged by a learning rate that was found for another
+LADDER = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # learning rates
+RATES = LADDER[2:5]  # no method is judged by a learning rate that was found for another
 # The same for all rows: what can be run in hours (the shipped model has a projection of 640), and DOP's learning rate
 # where no others are tried.
 COMMON = ("model.projection=256", "training.lr=3e-3")
@@ -20,7 +21,7 @@ class Row:
     name: str
     recipe: str  # without the data set's name
     overrides: tuple[str, ...] = ()
-    rates: tuple[float, ...] = ()  # learning rates that are tried, the best on val is kept; none: the recipe's
+    rates: tuple[float, ...] = ()  # learning rates tried first, the best on val is kept; none: the recipe's
 
 
 @dataclass(frozen=True)
