@@ -124,10 +124,10 @@ def test_the_best_learning_rate_on_val_is_kept(three: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("peak", "tried"),
     [
-        (3e-3, [1e-2, 3e-3, 1e-3]),
-        (1e-4, [1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5]),
-        (3e-2, [1e-2, 3e-3, 1e-3, 3e-2, 1e-1]),
-        (1e-9, [1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5]),  # until the ladder ends
+        (3e-3, [3e-3, 1e-3, 1e-2]),
+        (1e-4, [3e-3, 1e-3, 3e-4, 1e-4, 3e-5]),
+        (3e-2, [3e-3, 1e-3, 1e-2, 3e-2, 1e-1]),
+        (1e-9, [3e-3, 1e-3, 3e-4, 1e-4, 3e-5]),  # until the ladder ends
     ],
 )
 def test_the_search_for_a_rate_does_not_end_at_its_edge(

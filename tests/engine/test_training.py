@@ -44,6 +44,18 @@ def test_a_run_writes_metrics_and_checkpoints_and_is_the_same_twice(birds: Pack,
     assert runs[0].provenance["data"]["fingerprint"] == birds.fingerprint
 
 
+def test_looking_less_often_changes_nothing_else(birds: Pack, tmp_path: Path) -> None:
+    seen: dict[int, list[dict[str, float]]] = {}
+    for every in (1, 2):
+        config = SHORT.model_copy(update={"watch_every": every})
+        start_run(SMALL, birds, config, tmp_path / str(every), seen.setdefault(every, []).append)
+    assert ["accuracy" in figures for figures in seen[2]] == [True, False, True]
+    assert all("accuracy" in figures for figures in seen[1])
+    for often, seldom in zip(seen[1], seen[2], strict=True):
+        shared = {name: often[name] for name in seldom}
+        assert shared | {"seconds": 0} == seldom | {"seconds": 0}
+
+
 def test_the_learning_rate_steps(birds: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = []
 

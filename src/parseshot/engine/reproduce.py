@@ -358,7 +358,7 @@ def _write(out: Path, done: Done, key: str) -> None:
     folder = out / "rows"
     folder.mkdir(parents=True, exist_ok=True)
     file = io.BytesIO()
-    np.savez(file, **done.accuracies)  # type: ignore[arg-type]
+    np.savez_compressed(file, **done.accuracies)  # type: ignore[arg-type]
     replace_file(folder / f"{_slug(done.name)}.npz", file.getvalue())
     told = {"schema_version": SCHEMA_VERSION, "key": key, "name": done.name, "told": done.told}
     replace_file(folder / f"{_slug(done.name)}.json", (json.dumps(told, indent=1) + "\n").encode())

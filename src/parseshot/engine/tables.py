@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from parseshot.methods import METHODS, takes_pairs
 
 LADDER = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # learning rates
-RATES = LADDER[2:5]  # no method is judged by a learning rate that was found for another
-# The same for all rows: what can be run in hours (the shipped model has a projection of 640), and DOP's learning rate
-# where no others are tried.
-COMMON = ("model.projection=256", "training.lr=3e-3")
+RATES = LADDER[3:5]  # tried first; no method is judged by a learning rate that was found for another
+# The same for all rows: what can be run in hours (the shipped model has a projection of 640), weights averaged over the
+# last steps, and DOP's learning rate where no others are tried.
+COMMON = (
+    "model.projection=256",
+    "training.lr=3e-3",
+    "training.average=0.97",
+    "training.watch_every=20",
+    "training.validate_every=100",
+)
 WITHOUT = {"dop-span"}  # brings projections of its own
 
 

@@ -63,6 +63,7 @@ class TrainingConfig(Schedule):
     cached_views: int | None = Field(None, ge=0, le=64)  # train on a frozen backbone's maps: views beside the plain one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of the backbone; auto: bfloat16 where a GPU has it
     average: float = Field(0.0, ge=0, lt=1)  # what is validated and kept is a mean of weights that keeps this a step
+    watch_every: int = Field(1, ge=1)  # steps between two looks at the accuracy, which cost a second pass of the head
     validate_every: int = Field(1_000, ge=1)
     validation_episodes: int = Field(200, ge=2)
     seed: int = Field(0, ge=0)
@@ -242,7 +243,7 @@ def train_step(
     _refuse_nan(terms, encoding, step, [pack.files[number] for number in numbers])
     _descend([model] if companion is None else [model, companion], optimiser, total, step, team)
     figures = {name: float(term.detach()) for name, term in terms.items()}
-    return figures | model.method.monitor(query, support, labels, targets)
+    return figures if step % config.watch_every else figures | model.method.monitor(query, support, labels, targets)
 
 
 def step_features(
