@@ -8,7 +8,7 @@ import reference
 from parseshot.errors import UsageError
 from parseshot.methods import build_method
 from parseshot.methods.frn import residual
-from parseshot.parts.distance import Regression, cell_distances, distance
+from parseshot.parts.distance import Regression, cell_distances, compare, show
 from parseshot.parts.parsing import Cells, likeliest_cells, parse, parse_apart
 
 LABELS = torch.tensor([1, 0, 1, 2, 1])  # unbalanced: 1, 3 and 1 photos
@@ -80,14 +80,12 @@ def test_they_are_a_term_of_the_distance_weighted_as_the_part_is() -> None:
     query = drawn(2, 3, 2, 7), drawn(2, 3, 2, seed=1), drawn(2, 3, 2, 2, seed=2)
     support = drawn(5, 3, 2, 7, seed=3), drawn(5, 3, 2, seed=4), drawn(5, 3, 2, 2, seed=5)
     slopes, how = torch.tensor([-1.0, -0.5], dtype=torch.float64), Regression(number(0.1), number(0.9), number(0.3))
-    settings = {
-        "slopes": slopes,
-        "gamma": number(0.1),
-        "normalised": True,
-        "span": Regression(number(0.2), number(1.0)),
-    }
-    without = distance(query, support, LABELS, **settings)
-    found = distance(query, support, LABELS, **settings, cells=(cells(2), cells(5, 1), how))
+    settings = {"slopes": slopes, "gamma": number(0.1), "normalised": True}
+    span = Regression(number(0.2), number(1.0))
+    without = compare(query, show(support, LABELS, span=span), **settings)
+    found = compare(
+        query, show(support, LABELS, span=span, cells=(cells(5, 1), how)), **settings, cells=(cells(2), how)
+    )
     plain = cell_distances(cells(2), cells(5, 1), LABELS, number(0.1), number(0.9))
     for q, y in np.ndindex(2, 3):
         class_h = support[1][y == LABELS].mean((0, 1))  # [K]

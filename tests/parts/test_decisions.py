@@ -16,7 +16,7 @@ from parseshot.engine.model import Model, ModelConfig
 from parseshot.methods import Encoding, build_method
 from parseshot.methods.dop import PRESETS
 from parseshot.parts import losses
-from parseshot.parts.distance import class_mean, distance, geometric_distances, is_degenerate, part_weights, psi
+from parseshot.parts.distance import class_mean, compare, geometric_distances, is_degenerate, part_weights, psi, show
 from parseshot.parts.parsing import expected_location, parse, peak_location
 
 finite = st.floats(-3, 3, allow_nan=False)
@@ -285,10 +285,9 @@ def test_8_two_scales_by_hand() -> None:
     h_query = torch.tensor([[0.0, 1.0], [0.5, 0.5]])[None]  # [1, S, K]
     h_class = torch.tensor([[1.0, 1.0], [0.0, 1.0]])[None]
     mu = torch.tensor([[[0.0, 0.0], [1.0, 0.0]]] * 2)[None]
-    found = distance(
+    found = compare(
         (z_query, h_query, mu),
-        (z_class, h_class, mu),
-        torch.tensor([0]),
+        show((z_class, h_class, mu), torch.tensor([0])),
         slopes=torch.tensor([1.0, 2.0]),
         gamma=None,
         normalised=False,

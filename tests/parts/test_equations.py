@@ -6,7 +6,7 @@ import torch
 
 import reference
 from parseshot.parts import losses
-from parseshot.parts.distance import distance
+from parseshot.parts.distance import compare, show
 from parseshot.parts.parsing import parse
 
 PRESETS = [
@@ -74,10 +74,9 @@ def test_distance_is_equation_7(exact: bool, normalised: bool) -> None:
     query, support = slice(0, 3), slice(3, 9)
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         tensors = [torch.tensor(value, dtype=dtype) for value in (z, h, mu)]
-        found = distance(
+        found = compare(
             tuple(t[query] for t in tensors),
-            tuple(t[support] for t in tensors),
-            torch.tensor(labels),
+            show(tuple(t[support] for t in tensors), torch.tensor(labels)),
             slopes=torch.tensor(slopes, dtype=dtype),
             gamma=torch.tensor(gamma, dtype=dtype),
             normalised=normalised,
@@ -157,7 +156,8 @@ def test_gradcheck_of_distance_and_losses() -> None:
     slopes, gamma, labels = make_one(2), make_one(1), torch.tensor([0, 1, 1])
 
     def run(*tensors):
-        return distance(tensors[:3], tensors[3:6], labels, slopes=tensors[6], gamma=tensors[7], normalised=True).total
+        shown = show(tensors[3:6], labels)
+        return compare(tensors[:3], shown, slopes=tensors[6], gamma=tensors[7], normalised=True).total
 
     assert torch.autograd.gradcheck(run, (*query, *support, slopes, gamma))
     logits = make_one(2, 2, 3, 3, 3)

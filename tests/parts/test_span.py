@@ -8,7 +8,7 @@ import reference
 from parseshot.errors import UsageError
 from parseshot.methods import build_method
 from parseshot.methods.base import Encoding
-from parseshot.parts.distance import Regression, distance, span_distances
+from parseshot.parts.distance import Regression, compare, show, span_distances
 
 LABELS = torch.tensor([1, 0, 1, 2, 1])  # unbalanced: 1, 3 and 1 photos
 
@@ -75,16 +75,15 @@ def test_the_distance_is_a_sum_over_parts_query_scales_and_geometry() -> None:
     )
     strength, rho, gamma = (torch.tensor(value, dtype=torch.float64) for value in (0.3, 0.8, 0.2))
     slopes = torch.tensor([-1.0, -0.5], dtype=torch.float64)
-    found = distance(
-        queries, photos, LABELS, slopes=slopes, gamma=gamma, normalised=True, span=Regression(strength, rho)
-    )
+    spanned = show(photos, LABELS, span=Regression(strength, rho))
+    found = compare(queries, spanned, slopes=slopes, gamma=gamma, normalised=True)
     assert found.expression.shape == (2, 3, 3, 1, 4)
     plain = span_distances(queries[0], photos[0], LABELS, strength, rho)
     for q, y, scale in np.ndindex(2, 3, 3):
         own = photos[1][y == LABELS].mean((0, 1))  # [K] the class's entropies, over photos and scales
         alpha = torch.softmax(slopes[0] * queries[1][q, scale] + slopes[1] * own, 0)
         torch.testing.assert_close(found.expression[q, y, scale, 0], alpha * plain[q, y, scale] / 3)
-    without = distance(queries, photos, LABELS, slopes=slopes, gamma=gamma, normalised=True)
+    without = compare(queries, show(photos, LABELS), slopes=slopes, gamma=gamma, normalised=True)
     torch.testing.assert_close(found.geometry, without.geometry)
     torch.testing.assert_close(found.total, found.expression.sum((2, 3, 4)) + found.geometry.sum((2, 3)))
 

@@ -92,6 +92,7 @@ class Method(nn.Module):
     paired = False  # takes maps of two strides, packed in one tensor
     finer_grid = False  # its paper drops poolings for a finer grid, so a recipe for it should; coarser ones do
     episodic = True  # False: trained by its companion alone, `loss` is empty
+    separable = False  # a class's score depends on its own photos alone, so classes may be prepared and scored apart
 
     @classmethod
     def adapt(cls, backbone: nn.Module, config: Any) -> None:
@@ -118,6 +119,15 @@ class Method(nn.Module):
         The only scoring path, in training, in evaluation and in use.
         """
         raise NotImplementedError
+
+    def prepare(self, support: Encoding, labels: Tensor) -> Any:
+        """What `score` takes of a support set, worked out once for many queries."""
+        return support, labels
+
+    def score(self, query: Encoding, prepared: Any) -> Tensor:
+        """`logits` for a support set that was prepared. A method that overrides both makes `logits` of them."""
+        support, labels = prepared
+        return self.logits(query, support, labels)
 
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Named terms of the training loss; the sum of them and of the companion's is minimised."""

@@ -13,7 +13,7 @@ from parseshot.config import Config
 from parseshot.errors import UsageError
 from parseshot.methods.base import BasePhotos, Encoding, Method
 from parseshot.parts import losses
-from parseshot.parts.distance import Distance, Regression, distance, squared_distances
+from parseshot.parts.distance import Distance, Regression, Shown, compare, show, squared_distances
 from parseshot.parts.parsing import (
     Cells,
     Parse,
@@ -75,6 +75,8 @@ class DOP(Method):
     Each image is parsed once into K parts at S scales (Algorithm 1). A query is compared with a class part by part,
     over all pairs of scales, weighted by how sure both locations are, plus the difference of the part polygons (Eq. 7).
     """
+
+    separable = True
 
     def __init__(self, channels: int, size: int, config: DOPConfig) -> None:
         super().__init__()
@@ -174,29 +176,40 @@ class DOP(Method):
 
     def distance(self, query: Encoding, support: Encoding, labels: Tensor) -> Distance:
         """Eq. 7, term by term, for Q queries and the N classes of the support set."""
+        return self.terms(query, self.prepare(support, labels))
+
+    def prepare(self, support: Encoding, labels: Tensor) -> Shown:
+        span = Regression(self.log_ridge.exp(), self.log_rho.exp()) if self.config.span else None
+        return show((support["z"], support["entropy"], support["mu"]), labels, span=span, cells=self._cells(support))
+
+    def terms(self, query: Encoding, shown: Shown) -> Distance:
+        """Eq. 7, term by term, for Q queries and N classes that were prepared."""
         gamma: Tensor | None = None
         if self.log_gamma is not None:
             gamma = self.log_gamma.exp()
         elif self.config.geometry and not self.config.normalised:
             gamma = query["z"].new_tensor(self.config.gamma)
-        cells: tuple[Cells, Cells, Regression] | None = None
-        if self.config.cells:
-            how = Regression(self.log_cell_ridge.exp(), self.log_cell_rho.exp(), self.log_cell_weight.exp())
-            asked, shown = (Cells(one["cells"], one["cell_weights"]) for one in (query, support))
-            cells = asked, shown, how
-        return distance(
+        return compare(
             (query["z"], query["entropy"], query["mu"]),
-            (support["z"], support["entropy"], support["mu"]),
-            labels,
+            shown,
             slopes=self.slopes,
             gamma=gamma,
             normalised=self.config.normalised,
-            span=Regression(self.log_ridge.exp(), self.log_rho.exp()) if self.config.span else None,
-            cells=cells,
+            cells=self._cells(query),
         )
 
+    def _cells(self, encoding: Encoding) -> tuple[Cells, Regression] | None:
+        """Those of each part, and how they are regressed, where they are asked for."""
+        if not self.config.cells:
+            return None
+        how = Regression(self.log_cell_ridge.exp(), self.log_cell_rho.exp(), self.log_cell_weight.exp())
+        return Cells(encoding["cells"], encoding["cell_weights"]), how
+
     def logits(self, query: Encoding, support: Encoding, labels: Tensor) -> Tensor:
-        total = self.distance(query, support, labels).total  # [Q, N]
+        return self.score(query, self.prepare(support, labels))
+
+    def score(self, query: Encoding, prepared: Shown) -> Tensor:
+        total = self.terms(query, prepared).total  # [Q, N]
         return -self.log_scale.exp() * total if self.config.normalised else -total
 
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:

@@ -33,6 +33,31 @@ class Distance(NamedTuple):
         return self.by_part.sum(2) + self.geometry.sum((2, 3))
 
 
+class Regression(NamedTuple):
+    """Of a query on what a class's photos show, with the weight of its error in Eq. 7."""
+
+    strength: Tensor
+    rho: Tensor
+    weight: Tensor | float = 1.0
+
+
+class Dictionary(NamedTuple):
+    """What N classes show of K parts, M vectors each, to regress a query's on. Worked out once a class."""
+
+    vectors: Tensor  # d, [K, N, M, C]
+    inner: Tensor  # [K, N, M, M]: ‖x − ρwD‖² = ‖x‖² + p·inner·p for p = xDᵀ
+
+
+class Shown(NamedTuple):
+    """All that Eq. 7 asks of N classes; none depends on the other classes. `show` makes it, `compare` takes it."""
+
+    z: Tensor | Dictionary  # mean expressions [N, S, K, C], or what expressions are regressed on
+    entropy: Tensor  # [N, S, K], or [N, 1, K] where the class's scales are one
+    psi: Tensor  # mean ψ, [N, S, R] …
+    psi_square: Tensor  # … and mean ‖ψ‖², [N, S]
+    cells: Dictionary | None  # what cells are regressed on
+
+
 def class_mean(values: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Mean over the support images of each class, any number each: [n, ...] → [N, ...]."""
     member = torch.nn.functional.one_hot(labels, classes).to(values.dtype)  # [n, N]
@@ -72,12 +97,19 @@ def span_distances(query: Tensor, support: Tensor, labels: Tensor, strength: Ten
     photos of the class at all scales and w is the ridge regression of z on them, λ = strength × their number, so that a
     photo that is there twice changes nothing.
     """
-    queries, scales, parts, channels = query.shape
+    return _span_errors(query, _span_dictionary(support, labels, strength, rho))
+
+
+def _span_dictionary(support: Tensor, labels: Tensor, strength: Tensor, rho: Tensor) -> Dictionary:
+    scales, parts, channels = support.shape[1:]
     shown, shots = by_class(support.flatten(2), labels)  # [N, M, K·C], [N]
     shown = shown.unflatten(2, (parts, channels)).permute(2, 0, 1, 3)  # [K, N, M, C]
+    return dictionary(shown, strength * scales * shots, rho)
+
+
+def _span_errors(query: Tensor, shown: Dictionary) -> Tensor:
     asked = query.permute(2, 0, 1, 3).flatten(1, 2)  # [K, Q·S, C]
-    errors = left_over(asked, shown, strength * scales * shots, rho)  # [K, N, Q·S]
-    return errors.unflatten(2, (queries, scales)).permute(2, 1, 3, 0)
+    return left_over(asked, shown).unflatten(2, query.shape[:2]).permute(2, 1, 3, 0)  # [Q, N, S, K]
 
 
 def cell_distances(query: Cells, support: Cells, labels: Tensor, strength: Tensor, rho: Tensor) -> Tensor:
@@ -86,28 +118,41 @@ def cell_distances(query: Cells, support: Cells, labels: Tensor, strength: Tenso
     Σ_i ω_i·‖x_i − ρ·Σ_j w_ij·√ω_j·x_j‖², each cell x_i of the query regressed on the class's, where likely cells are
     longer: w is the ridge regression, λ = strength × the number of photos, which again may be there twice.
     """
-    (queries, parts, count, channels), photos = query.features.shape, len(labels)
+    return _cell_errors(query, _cell_dictionary(support, labels, strength, rho))
+
+
+def _cell_dictionary(support: Cells, labels: Tensor, strength: Tensor, rho: Tensor) -> Dictionary:
+    photos, parts, count, channels = support.features.shape
     lengths = support.weights.clamp_min(LEAST).sqrt()  # ν may be 0 in float32, where a root has no gradient
     shown = (support.features * lengths[..., None]).permute(0, 2, 1, 3)  # [n, M, K, C]
     shown, shots = by_class(shown.reshape(photos, count, parts * channels), labels)  # [N, n·M, K·C], [N]
     shown = shown.unflatten(2, (parts, channels)).permute(2, 0, 1, 3)  # [K, N, n·M, C]
+    return dictionary(shown, strength * shots, rho)
+
+
+def _cell_errors(query: Cells, shown: Dictionary) -> Tensor:
+    queries, _, count, _ = query.features.shape
     asked = query.features.transpose(0, 1).flatten(1, 2)  # [K, Q·M, C]
-    errors = left_over(asked, shown, strength * shots, rho).unflatten(2, (queries, count))  # [K, N, Q, M]
-    return (errors * query.weights.transpose(0, 1)[:, None]).sum(-1).permute(2, 1, 0)
+    errors = left_over(asked, shown).unflatten(2, (queries, count))  # [K, N, Q, M]
+    return (errors * query.weights.transpose(0, 1)[:, None]).sum(-1).permute(2, 1, 0)  # [Q, N, K]
 
 
-def left_over(asked: Tensor, shown: Tensor, lam: Tensor, rho: Tensor) -> Tensor:
-    """‖x − ρ·Σ_j w_j·d_j‖², w = argmin ‖x − Σ_j w_j·d_j‖² + λ‖w‖² = xDᵀ(DDᵀ + λI)⁻¹, for each part.
-
-    Of P vectors x [K, P, C] on M vectors d of each class [K, N, M, C], λ [N]: [K, N, P]. Multiplied out: nothing as
-    long as x is made for a pair.
-    """
-    gram = shown @ shown.mT  # [K, N, M, M]
+def dictionary(vectors: Tensor, lam: Tensor, rho: Tensor) -> Dictionary:
+    """To regress on M vectors d of each part and class, [K, N, M, C], with λ [N]."""
+    gram = vectors @ vectors.mT  # [K, N, M, M]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     inverse = positive_inverse(gram + lam[:, None, None] * eye)
-    inner = rho**2 * (inverse @ gram @ inverse) - 2 * rho * inverse  # ‖x − ρwD‖² = ‖x‖² + p·inner·p for p = xDᵀ
-    products = (asked @ shown.flatten(1, 2).mT).unflatten(2, gram.shape[1:3]).transpose(1, 2)  # [K, N, P, M]
-    return (asked.square().sum(-1)[:, None] + (products @ inner * products).sum(-1)).clamp_min(0.0)
+    return Dictionary(vectors, rho**2 * (inverse @ gram @ inverse) - 2 * rho * inverse)
+
+
+def left_over(asked: Tensor, shown: Dictionary) -> Tensor:
+    """‖x − ρ·Σ_j w_j·d_j‖², w = argmin ‖x − Σ_j w_j·d_j‖² + λ‖w‖² = xDᵀ(DDᵀ + λI)⁻¹, for each part.
+
+    Of P vectors x [K, P, C]: [K, N, P]. Multiplied out, nothing as long as x is made for a pair.
+    """
+    classes = shown.vectors.shape[1:3]
+    products = (asked @ shown.vectors.flatten(1, 2).mT).unflatten(2, classes).transpose(1, 2)  # [K, N, P, M]
+    return (asked.square().sum(-1)[:, None] + (products @ shown.inner * products).sum(-1)).clamp_min(0.0)
 
 
 def part_weights(query_entropy: Tensor, class_entropy: Tensor, slopes: Tensor) -> Tensor:
@@ -151,61 +196,73 @@ def geometric_distances(query: Tensor, support: Tensor, labels: Tensor, classes:
 
     The mean over i of a squared difference needs only the mean of ψ and of ‖ψ‖².
     """
-    mean = class_mean(support, labels, classes)  # [N, S, R]
-    mean_square = class_mean(support.square().sum(-1), labels, classes)  # [N, S]
+    return _geometric_distances(query, *_mean_geometry(support, labels, classes))
+
+
+def _mean_geometry(support: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Mean ψ [N, S, R] and mean ‖ψ‖² [N, S] of the photos of each class."""
+    return class_mean(support, labels, classes), class_mean(support.square().sum(-1), labels, classes)
+
+
+def _geometric_distances(query: Tensor, mean: Tensor, mean_square: Tensor) -> Tensor:
     inner = torch.einsum("qsr,ntr->qnst", query, mean)
     return (query.square().sum(-1)[:, None, :, None] + mean_square[None, :, None] - 2 * inner).clamp_min(0.0)
 
 
-class Regression(NamedTuple):
-    """Of a query on what a class's photos show, with the weight of its error in Eq. 7."""
-
-    strength: Tensor
-    rho: Tensor
-    weight: Tensor | float = 1.0
-
-
-def distance(
-    query: tuple[Tensor, Tensor, Tensor],
+def show(
     support: tuple[Tensor, Tensor, Tensor],
     labels: Tensor,
+    *,
+    span: Regression | None = None,
+    cells: tuple[Cells, Regression] | None = None,
+) -> Shown:
+    """The half of Eq. 7 that is the classes': of support images (z, entropy, mu), labels [n] in 0 … N−1.
+
+    span: expressions are regressed on those of the class's photos instead of compared with their mean.
+    cells: of the support, to regress cells on beside.
+    """
+    (z, entropy, mu), classes = support, int(labels.max()) + 1
+    mean_entropy = class_mean(entropy, labels, classes)  # [N, S, K]
+    return Shown(
+        class_mean(z, labels, classes) if span is None else _span_dictionary(z, labels, span.strength, span.rho),
+        mean_entropy if span is None else mean_entropy.mean(1, keepdim=True),
+        *_mean_geometry(psi(mu), labels, classes),
+        None if cells is None else _cell_dictionary(cells[0], labels, cells[1].strength, cells[1].rho),
+    )
+
+
+def compare(
+    query: tuple[Tensor, Tensor, Tensor],
+    shown: Shown,
     *,
     slopes: Tensor | None,
     gamma: Tensor | None,
     normalised: bool,
-    span: Regression | None = None,
-    cells: tuple[Cells, Cells, Regression] | None = None,
+    cells: tuple[Cells, Regression] | None = None,
 ) -> Distance:
-    """Eq. 7 between every query and every class.
+    """Eq. 7 between every query (z [Q, S, K, C], entropy [Q, S, K], mu [Q, S, K, 2]) and every class.
 
-    query, support: (z [·, S, K, C], entropy [·, S, K], mu [·, S, K, 2]) of Q queries and n support images.
-    labels: class of each support image, [n], in 0 … N−1.
     slopes: of `part_weights`; None weighs all parts alike. gamma: weight of the geometric term; None leaves it out.
     normalised: means over the pairs of scales, and ψ in units of its mean; otherwise the printed sums.
-    span: `span_distances` then stand for the distance to the class mean.
-    cells: of the queries and of the support, for `cell_distances` beside.
+    cells: of the queries, with the same regression as in `show`.
     """
-    (query_z, query_h, query_mu), (support_z, support_h, support_mu) = query, support
-    classes = int(labels.max()) + 1
-    scales, parts = query_z.shape[1], query_z.shape[2]
-    class_h = class_mean(support_h, labels, classes)  # [N, S, K]
-    if span is None:
-        expression = squared_distances(query_z, class_mean(support_z, labels, classes))  # [Q, N, S, S, K]
-    else:  # the class's scales are one
-        errors = span_distances(query_z, support_z, labels, span.strength, span.rho)
-        expression = span.weight * scales * errors[:, :, :, None]  # [Q, N, S, 1, K]
-        class_h = class_h.mean(1, keepdim=True)
-    alpha = expression.new_tensor(1 / parts) if slopes is None else part_weights(query_h, class_h, slopes)
+    z, entropy, mu = query
+    scales, parts = z.shape[1], z.shape[2]
+    if isinstance(shown.z, Dictionary):  # the class's scales are one
+        expression = scales * _span_errors(z, shown.z)[:, :, :, None]  # [Q, N, S, 1, K]
+    else:
+        expression = squared_distances(z, shown.z)  # [Q, N, S, S, K]
+    alpha = expression.new_tensor(1 / parts) if slopes is None else part_weights(entropy, shown.entropy, slopes)
     expression = alpha * expression
-    beside = expression.new_zeros(len(query_z), classes, parts)
-    if cells is not None:
-        asked, shown, how = cells
+    beside = expression.new_zeros(len(z), len(shown.entropy), parts)
+    if shown.cells is not None and cells is not None:
+        asked, how = cells
         mean_alpha = alpha if slopes is None else alpha.mean((2, 3))  # [Q, N, K]
-        beside = how.weight * mean_alpha * cell_distances(asked, shown, labels, how.strength, how.rho)
+        beside = how.weight * mean_alpha * _cell_errors(asked, shown.cells)
     if gamma is None or parts < 2:
         geometry = expression.new_zeros(expression.shape[:-1])
     else:
-        geometry = gamma * geometric_distances(psi(query_mu), psi(support_mu), labels, classes)
+        geometry = gamma * _geometric_distances(psi(mu), shown.psi, shown.psi_square)
     if normalised:  # ψ·R has mean 1, and the mean over the R sides of its squared difference is R·‖Δψ‖²
         expression, geometry = expression / scales**2, geometry * (parts * (parts - 1) / 2 / scales**2)
     return Distance(expression, beside, geometry)
