@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from parseshot import __version__
 from parseshot.data.names import printable
 from parseshot.data.photo import open_photo, to_square
 from parseshot.data.synthetic import Species, draw_many, make_species
-from parseshot.engine.model import Model, shipped_models
+from parseshot.engine.model import Model, shipped_models, to_tensor
 from parseshot.errors import DataError
 from parseshot.figures import draw_parts
 from parseshot.recognition.explain import accuracy, explain, find_parts
@@ -38,11 +37,6 @@ class DemoResult:
     seconds: float  # drawing, recognition and report
     seconds_a_picture: float  # recognition alone
     report: Path
-
-
-def to_tensor(images: np.ndarray) -> Tensor:
-    """uint8 [n, H, W, 3] → float [n, 3, H, W] in [0, 1]."""
-    return torch.tensor(images).permute(0, 3, 1, 2).float() / 255  # a copy: a decoded photo is read-only
 
 
 def run_demo(out: Path | str, *, seed: int = 1, progress: Progress | None = None) -> DemoResult:

@@ -47,10 +47,19 @@ def near_pairs(images: np.ndarray) -> np.ndarray:
     """Pairs [m, 2] (first < second) of images [n, H, H, 3] that show the same photo."""
     found = set()
     for first, second, mirrored in _candidates(perceptual_hashes(images)):
-        a, b = _small(images[first]), _small(images[second])
-        if float((a * (b[:, ::-1] if mirrored else b)).sum()) >= LEAST_CORRELATION:
+        if _correlation(images[first], images[second], mirrored=mirrored) >= LEAST_CORRELATION:
             found.add((first, second))
     return np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
+
+
+def same_photo(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two squares [H, H, 3] show the same photo, or one of them its mirror image."""
+    return max(_correlation(one, other, mirrored=way) for way in (False, True)) >= LEAST_CORRELATION
+
+
+def _correlation(one: np.ndarray, other: np.ndarray, *, mirrored: bool) -> float:
+    a, b = _small(one), _small(other)
+    return float((a * (b[:, ::-1] if mirrored else b)).sum())
 
 
 def _candidates(hashes: np.ndarray) -> set[tuple[int, int, bool]]:
@@ -72,7 +81,7 @@ def _candidates(hashes: np.ndarray) -> set[tuple[int, int, bool]]:
             start = start[band[start] == band[start + distance]]
             if len(start) == 0:
                 break
-            close = _popcount(hashed[start] ^ hashed[start + distance]) <= BITS
+            close = differing_bits(hashed[start] ^ hashed[start + distance]) <= BITS
             for a, b in np.stack((order[start[close]], order[start[close] + distance]), 1).tolist():
                 first, second = sorted((a % count, b % count))
                 if first != second and min(a, b) < count:
@@ -88,5 +97,6 @@ def _small(pixels: np.ndarray) -> np.ndarray:
     return levels / max(float(np.linalg.norm(levels)), 1e-9)
 
 
-def _popcount(values: np.ndarray) -> np.ndarray:
+def differing_bits(values: np.ndarray) -> np.ndarray:
+    """How many bits are set in each of uint64 [n], the exclusive or of two hashes."""
     return np.unpackbits(values[:, None].view(np.uint8), axis=1).sum(1)

@@ -87,7 +87,7 @@ def open_photo(
     data sets whose annotations are in stored pixels want False.
     """
     name = name or (str(source) if isinstance(source, (str, Path)) else "the picture")
-    data = _read(source, name)
+    data = read_bytes(source, name)
     kind = sniff(data)
     if kind not in FORMATS:
         raise PhotoError("E_FORMAT", f"{name} is {_what(kind)}; parseshot reads {', '.join(FORMATS)}{_hint(kind)}")
@@ -98,6 +98,16 @@ def open_photo(
             raise
         photo = _open(data, kind, name, upright=upright, lenient=True)
         return Photo(photo.image, (*photo.notes, "cut off; what is missing is blank"))
+
+
+def take_image(image: Image.Image, name: str = "the picture") -> Photo:
+    """A picture that somebody has opened already, brought to the same form."""
+    notes: list[str] = []
+    _check_size(image, name, notes)
+    try:
+        return Photo(_bare(image, notes, upright=True), tuple(notes))
+    except (OSError, ValueError) as error:  # it is decoded only now
+        raise PhotoError("E_DECODE", f"{name} cannot be decoded: {error}") from None
 
 
 def _open(data: bytes, kind: str, name: str, *, upright: bool, lenient: bool = False) -> Photo:
@@ -134,14 +144,28 @@ def to_square(image: Image.Image, size: int, box: tuple[float, float, float, flo
 
     A whole photo longer than 4 : 1 is letterboxed instead.
     """
-    if box is None and max(image.size) > MAX_ASPECT * min(image.size):
-        side = max(image.size)
-        lying = image if image.width == side else image.transpose(Image.Transpose.TRANSPOSE)
+    region = shown_region(image.size, box)
+    if box is None and _is_long(image.size):
+        lying = image if image.width >= image.height else image.transpose(Image.Transpose.TRANSPOSE)
         pixels = _letterbox(lying, size)
-        pixels = pixels if image.width == side else np.ascontiguousarray(pixels.swapaxes(0, 1))
-        return Square(pixels, (image.width - side) / 2, (image.height - side) / 2, side, side)
-    box = (0, 0, *image.size) if box is None else box
-    return Square(_resize(image, size, box), box[0], box[1], box[2] - box[0], box[3] - box[1])
+        return Square(pixels if lying is image else np.ascontiguousarray(pixels.swapaxes(0, 1)), *region)
+    return Square(_resize(image, size, (0, 0, *image.size) if box is None else box), *region)
+
+
+def shown_region(
+    size: tuple[int, int], box: tuple[float, float, float, float] | None
+) -> tuple[float, float, float, float]:
+    """What `to_square` shows of a photo of this width and height: left, top, width, height in its pixels."""
+    if box is not None:
+        return box[0], box[1], box[2] - box[0], box[3] - box[1]
+    if not _is_long(size):
+        return 0, 0, *size
+    side = max(size)
+    return (size[0] - side) / 2, (size[1] - side) / 2, side, side
+
+
+def _is_long(size: tuple[int, int]) -> bool:
+    return max(size) > MAX_ASPECT * min(size)
 
 
 def _letterbox(image: Image.Image, size: int) -> np.ndarray:
@@ -164,7 +188,8 @@ def _resize(image: Image.Image, size: int, box: tuple[float, float, float, float
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
-def _read(source: Path | str | bytes | IO[bytes], name: str) -> bytes:
+def read_bytes(source: Path | str | bytes | IO[bytes], name: str) -> bytes:
+    """What a file holds; there is an end to it."""
     if isinstance(source, (str, Path)):
         path = Path(source)
         try:
@@ -189,25 +214,34 @@ def _read(source: Path | str | bytes | IO[bytes], name: str) -> bytes:
 
 def _decode(data: bytes, kind: str, name: str, notes: list[str], *, upright: bool) -> Image.Image:
     with Image.open(io.BytesIO(_without_large_profile(data, kind, notes)), formats=[kind]) as image:
-        width, height = image.size
-        if width * height > MAX_PIXELS:
-            raise PhotoError(
-                "E_TOO_LARGE", f"{name} has {width}×{height} pixels, more than {MAX_PIXELS // 1_000_000} million"
-            )
-        if min(width, height) < MIN_SIDE:
-            raise PhotoError("E_TOO_SMALL", f"{name} has {width}×{height} pixels; each side needs {MIN_SIDE}")
-        if max(width, height) > MAX_ASPECT * min(width, height):
-            notes.append(f"very long ({width}×{height}); letterboxed when used whole")
+        _check_size(image, name, notes)
         if getattr(image, "is_animated", False):
             notes.append("several frames; the first is used")
         _check_exif(image.info.get("exif"), notes)
         if kind == "TIFF" and not upright:
             _keep_as_stored(image)
         image.load()
-        converted = _to_srgb(_upright(image, notes) if upright else image, notes)
-        converted = converted.copy() if converted is image else converted  # the opened file keeps its metadata
-        converted.info = {}  # comments, EXIF and places must not travel on
-        return converted
+        return _bare(image, notes, upright=upright)
+
+
+def _check_size(image: Image.Image, name: str, notes: list[str]) -> None:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise PhotoError(
+            "E_TOO_LARGE", f"{name} has {width}×{height} pixels, more than {MAX_PIXELS // 1_000_000} million"
+        )
+    if min(width, height) < MIN_SIDE:
+        raise PhotoError("E_TOO_SMALL", f"{name} has {width}×{height} pixels; each side needs {MIN_SIDE}")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        notes.append(f"very long ({width}×{height}); letterboxed when used whole")
+
+
+def _bare(image: Image.Image, notes: list[str], *, upright: bool) -> Image.Image:
+    """The picture as sRGB, without what else a file may hold."""
+    converted = _to_srgb(_upright(image, notes) if upright else image, notes)
+    converted = converted.copy() if converted is image else converted  # the opened file keeps its metadata
+    converted.info = {}  # comments, EXIF and places must not travel on
+    return converted
 
 
 def _check_exif(exif: bytes | None, notes: list[str]) -> None:

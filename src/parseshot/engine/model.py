@@ -5,6 +5,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -25,6 +26,11 @@ def shipped_models() -> dict[str, Path]:
     """The models that come with the package, by name."""
     folder = Path(str(resources.files("parseshot") / "models"))
     return {one.name: one for one in sorted(folder.iterdir()) if (one / checkpoint.CONFIG).is_file()}
+
+
+def to_tensor(images: np.ndarray) -> Tensor:
+    """uint8 [n, H, W, 3] → float [n, 3, H, W] in [0, 1]."""
+    return torch.tensor(images).permute(0, 3, 1, 2).float() / 255  # a copy: a decoded photo is read-only
 
 
 class ModelConfig(Config):

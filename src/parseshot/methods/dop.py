@@ -209,8 +209,11 @@ class DOP(Method):
         return self.score(query, self.prepare(support, labels))
 
     def score(self, query: Encoding, prepared: Shown) -> Tensor:
-        total = self.terms(query, prepared).total  # [Q, N]
-        return -self.log_scale.exp() * total if self.config.normalised else -total
+        return self.as_score(self.terms(query, prepared).total)
+
+    def as_score(self, distance: Tensor) -> Tensor:
+        """What Eq. 8 takes the softmax of."""
+        return -self.log_scale.exp() * distance if self.config.normalised else -distance
 
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Algorithm 2, averaged over the queries."""

@@ -3,6 +3,7 @@
 The distance is a finite sum, so an explanation is its rows: one a part, one for the geometry, and they add up.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,11 +46,8 @@ class Explanation:
 
 def find_parts(model: Model, encoding: Encoding, row: int) -> tuple[FoundPart, ...]:
     """The parts of an encoded image. A part's location is that of its most certain scale."""
-    method = _dop(model)
-    where = cells_to_pixels(peak_location(encoding["nu"][row]), model)  # [S, K, 2]
-    entropy = encoding["entropy"][row]  # [S, K]
-    if not method.config.normalised:
-        entropy = entropy / float(np.log(model.grid**2))
+    method, one = dop_of(model), encoding.take(slice(row, row + 1))
+    where, entropy = (each[0] for each in places_of(model, one))  # [S, K, 2], [S, K]
     found = []
     for part in range(where.shape[1]):
         rows = tuple(
@@ -61,6 +59,14 @@ def find_parts(model: Model, encoding: Encoding, row: int) -> tuple[FoundPart, .
     return tuple(found)
 
 
+def places_of(model: Model, encoding: Encoding) -> tuple[Tensor, Tensor]:
+    """Where each part peaks [n, S, K, 2], in pixels of the model's input, and the normalised entropy of ν [n, S, K]."""
+    entropy = encoding["entropy"]  # [n, S, K]
+    if not dop_of(model).config.normalised:
+        entropy = entropy / math.log(model.grid**2)
+    return cells_to_pixels(peak_location(encoding["nu"]), model), entropy
+
+
 def cells_to_pixels(cells: Tensor, model: Model) -> Tensor:
     """(x, y) in cells of the feature map → pixels of the model's input, both with 0 at the centre of the first."""
     return (cells + 0.5) * (model.config.image_size / model.grid) - 0.5
@@ -69,7 +75,7 @@ def cells_to_pixels(cells: Tensor, model: Model) -> Tensor:
 @torch.inference_mode()
 def explain(model: Model, query: Encoding, support: Encoding, labels: Tensor) -> list[Explanation]:
     """Recognise each query and say why."""
-    method = _dop(model)
+    method = dop_of(model)
     method.eval()
     terms = method.distance(query, support, labels)  # expression [Q, N, S, S, K], geometry [Q, N, S, S]
     total, probability = terms.total, torch.softmax(method.logits(query, support, labels), 1)  # [Q, N]
@@ -100,7 +106,8 @@ def explain(model: Model, query: Encoding, support: Encoding, labels: Tensor) ->
     return answers
 
 
-def _dop(model: Model) -> DOP:
+def dop_of(model: Model) -> DOP:
+    """The method of a model that has parts."""
     if not isinstance(model.method, DOP):
         raise ModelError(f"method {model.config.method!r} has no parts to explain with; use a dop model")
     return model.method

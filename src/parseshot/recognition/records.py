@@ -145,7 +145,7 @@ def read_snapshot(
 
 def _read_classes(connection: Connection, numbers: set[int]) -> dict[int, EnrolledClass]:
     found = {}
-    for some in _portions(numbers, ROWS):
+    for some in portions(numbers, ROWS):
         for row in connection.execute(select(classes).where(classes.c.number.in_(some))):
             found[row.number] = EnrolledClass(row.number, row.id, row.name)
     return found
@@ -154,7 +154,7 @@ def _read_classes(connection: Connection, numbers: set[int]) -> dict[int, Enroll
 def _read_encodings(
     connection: Connection, ids: list[int], layout: Layout, fingerprint: str, where: str
 ) -> Iterator[list[bytes]]:
-    for wanted in _portions(ids, _rows_of(layout)):
+    for wanted in portions(ids, _rows_of(layout)):
         asked = select(encodings).where(encodings.c.photo.in_(wanted), encodings.c.fingerprint == fingerprint)
         rows = connection.execute(asked.order_by(encodings.c.photo).execution_options(raw_bytes=True)).all()
         if missing := set(wanted) - {row.photo for row in rows}:
@@ -196,7 +196,7 @@ def _find_files(connection: Connection, digests: list[str]) -> dict[str, tuple[i
     asked = select(photos.c.sha256, photos.c.id, classes.c.name)
     asked = asked.join(members, members.c.photo == photos.c.id).join(classes).where(members.c.until.is_(None))
     found = {}
-    for some in _portions(digests, ROWS):
+    for some in portions(digests, ROWS):
         for digest, photo, name in connection.execute(asked.where(photos.c.sha256.in_(some))):
             found[digest] = (photo, name)
     return found
@@ -208,7 +208,7 @@ def add_photos(
     """Store photos that are not there, each in its class, from a version on."""
     numbers = _class_numbers(connection, dict.fromkeys(name for _, name in new))
     rows = list(enumerate(new, start=_next(connection, photos.c.id)))
-    for some in _portions(rows, ROWS):
+    for some in portions(rows, ROWS):
         connection.execute(insert(photos), [_photo_row(number, photo) for number, (photo, _) in some])
         connection.execute(insert(pictures), [_bytes_row(number, photo.picture) for number, (photo, _) in some])
         add_encodings(connection, ((number, photo.encoding) for number, (photo, _) in some), layout, fingerprint)
@@ -220,7 +220,7 @@ def add_encodings(
     connection: Connection, pairs: Iterable[tuple[int, Encoding]], layout: Layout, fingerprint: str
 ) -> None:
     """As they come, a portion at a time."""
-    for some in _portions(pairs, _rows_of(layout)):
+    for some in portions(pairs, _rows_of(layout)):
         packed = [_bytes_row(photo, layout.pack(encoding, f"photo {photo}")) for photo, encoding in some]
         connection.execute(insert(encodings), [row | {"fingerprint": fingerprint} for row in packed])
 
@@ -242,7 +242,7 @@ def _class_numbers(connection: Connection, names: Iterable[str]) -> dict[str, in
     """Of each name; a class that is new gets the next one, one that had photos before keeps its own."""
     names = list(names)
     numbers: dict[str, int] = {}
-    for some in _portions(names, ROWS):
+    for some in portions(names, ROWS):
         asked = select(classes.c.name, classes.c.number).where(classes.c.name.in_(some))
         numbers |= {row.name: row.number for row in connection.execute(asked)}
     added = [name for name in names if name not in numbers]
@@ -287,7 +287,8 @@ def _rows_of(layout: Layout) -> int:
     return max(1, min(ROWS, BYTES // max(1, layout.size)))
 
 
-def _portions(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def portions(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """So many at a time."""
     rest = iter(items)
     while some := list(islice(rest, size)):
         yield some

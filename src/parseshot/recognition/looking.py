@@ -1,0 +1,156 @@
+"""From a photo, however it is given, to the square a model sees: read, the object in it found, cropped."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+
+from parseshot.data.names import printable
+from parseshot.data.photo import MIN_SIDE, Photo, Square, open_photo, read_bytes, take_image, to_square
+from parseshot.engine.model import BATCH, Model, to_tensor
+from parseshot.errors import PhotoError
+from parseshot.methods.base import Encoding
+from parseshot.recognition.records import Box
+
+PhotoSource: TypeAlias = Path | str | bytes | IO[bytes] | Image.Image | np.ndarray
+
+LOOK = 9 / 14  # side of the picture in which the object is looked for, as a share of what the model sees: 144 of 224 px
+OUTSIDE = 0.1  # share of the energy that lies beyond each edge of the object
+
+
+class Given(NamedTuple):
+    """A photo that was read."""
+
+    source: str  # what to call it
+    image: Image.Image  # upright, RGB
+    sha256: str  # of the file, or of the pixels where there is none
+    notes: tuple[str, ...]
+
+
+class Look(NamedTuple):
+    """What a model is shown of a photo."""
+
+    square: Square
+    box: Box  # of the photo, in its pixels (edges)
+    how: str  # "given", "found" or "whole"
+
+
+def read_photo(source: PhotoSource, name: str = "", *, lenient: bool = False) -> Given:
+    """A file by its path, bytes or open file, a PIL image, or an array [H, W, 3] (uint8, or floats from 0 to 1)."""
+    if isinstance(source, np.ndarray):
+        return _of_pixels(take_image(_from_array(source, name or "the array"), name or "the array"), name or "array")
+    if isinstance(source, Image.Image):
+        return _of_pixels(take_image(source, name or "the picture"), name or "picture")
+    if not isinstance(source, (str, Path, bytes)) and not hasattr(source, "read"):
+        raise PhotoError("E_FORMAT", f"{name or 'the photo'} is a {type(source).__name__}, which is not a picture")
+    name = name or (str(source) if isinstance(source, (str, Path)) else getattr(source, "name", "") or "the picture")
+    data = read_bytes(source, name)
+    photo = open_photo(data, str(name), lenient=lenient)
+    return Given(printable(str(name)), photo.image, hashlib.sha256(data).hexdigest(), photo.notes)
+
+
+def _of_pixels(photo: Photo, name: str) -> Given:
+    seen = hashlib.sha256(f"{photo.image.size}".encode() + photo.image.tobytes()).hexdigest()
+    return Given(name, photo.image, seen, photo.notes)
+
+
+def _from_array(pixels: np.ndarray, name: str) -> Image.Image:
+    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (3, 4)):
+        raise PhotoError("E_FORMAT", f"{name} has the shape {list(pixels.shape)}; a picture is [H, W, 3]")
+    if np.issubdtype(pixels.dtype, np.floating):
+        if not np.isfinite(pixels).all():
+            raise PhotoError("E_FORMAT", f"{name} holds NaN or infinity; give pixels from 0 to 1")
+        if pixels.min() < 0 or pixels.max() > 1:
+            raise PhotoError("E_FORMAT", f"{name} holds floats from {pixels.min():g} to {pixels.max():g}, not 0 to 1")
+        pixels = np.rint(pixels * 255).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise PhotoError("E_FORMAT", f"{name} holds {pixels.dtype}; a picture is uint8, or floats from 0 to 1")
+    return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def look(
+    model: Model, images: Sequence[Image.Image], boxes: Sequence[Box | None] | None = None, *, find: bool
+) -> list[Look]:
+    """What the model is to see of each photo: a box that is given, else the object if it is to be found, else all.
+
+    A box that is given has been through `inside`.
+    """
+    boxes = boxes or [None] * len(images)
+    wanted = [number for number, box in enumerate(boxes) if box is None] if find else []
+    found = dict(zip(wanted, find_objects(model, [images[number] for number in wanted]), strict=True))
+    looks = []
+    for number, (image, given) in enumerate(zip(images, boxes, strict=True)):
+        box = found.get(number) if given is None else given
+        how = "whole" if box is None else "given" if given is not None else "found"
+        square = to_square(image, model.config.image_size, box)
+        looks.append(Look(square, box or (0.0, 0.0, float(image.width), float(image.height)), how))
+    return looks
+
+
+def encode_looks(model: Model, looks: Sequence[Look]) -> Encoding:
+    return model.encode(to_tensor(np.stack([seen.square.pixels for seen in looks])))
+
+
+def inside(box: Box, image: Image.Image, name: str) -> Box:
+    """What of a box lies in a photo."""
+    if len(box) != 4:
+        raise PhotoError("E_BOX", f"{name}: a box is left, top, right, bottom, not {list(box)}")
+    left, top, right, bottom = (float(edge) for edge in box)
+    cut = max(0.0, left), max(0.0, top), min(float(image.width), right), min(float(image.height), bottom)
+    if not (np.isfinite(cut).all() and cut[2] - cut[0] >= 1 and cut[3] - cut[1] >= 1):
+        raise PhotoError(
+            "E_BOX",
+            f"{name}: the box {list(box)} (left, top, right, bottom) is not in a photo of {image.width}×{image.height}",
+        )
+    return cut
+
+
+@torch.inference_mode()
+def find_objects(model: Model, images: Sequence[Image.Image]) -> list[Box | None]:
+    """Where the backbone sees something: a box for each photo, or None where that would be too small to show.
+
+    A coarse look at the whole photo, at LOOK of the model's size, so less than half of a pass. What a frozen backbone
+    was trained to tell apart lies where its features are strong (docs/results.md has what that is worth).
+    """
+    size, maps = round(LOOK * model.config.image_size), []
+    squares = [to_square(image, size) for image in images]
+    model.eval()
+    for start in range(0, len(images), BATCH):
+        pixels = np.stack([square.pixels for square in squares[start : start + BATCH]])
+        batch = to_tensor(pixels).to(model.device).contiguous(memory_format=torch.channels_last)
+        features = model.backbone(batch)[:, : model.backbone.out_channels]  # without those of a packed finer map
+        maps.append(features.abs().sum(1).double().cpu().numpy())  # [B, G, G]
+    shares = energy_boxes(np.concatenate(maps)) if maps else np.empty((0, 4))
+    found: list[Box | None] = []
+    for image, square, share in zip(images, squares, shares, strict=True):
+        (left, top), (right, bottom) = (
+            (square.left + x * square.width, square.top + y * square.height) for x, y in share.reshape(2, 2).tolist()
+        )
+        cut = max(0.0, left), max(0.0, top), min(float(image.width), right), min(float(image.height), bottom)
+        found.append(cut if min(cut[2] - cut[0], cut[3] - cut[1]) >= MIN_SIDE / 2 else None)
+    return found
+
+
+def energy_boxes(energy: np.ndarray) -> np.ndarray:
+    """The box that leaves a tenth of the energy beyond each of its edges: [n, G, G] → left, top, right, bottom [n, 4].
+
+    In shares of the map, the energy less the smallest on the map. One that is the same everywhere gives a box that
+    leaves a tenth of the map on each side.
+
+    >>> energy_boxes(np.array([[[0.0, 0.0], [0.0, 1.0]]])).tolist()
+    [[0.55, 0.55, 0.95, 0.95]]
+    """
+    count, size = len(energy), energy.shape[-1]
+    above = energy - energy.reshape(count, -1).min(1)[:, None, None]
+    above = np.where(above.reshape(count, -1).sum(1)[:, None, None] > 0, above, 1.0)
+    edges = []
+    for axis in (1, 2):  # summed over rows: along x
+        along = above.sum(axis)  # [n, G]
+        share = np.concatenate((np.zeros((count, 1)), along.cumsum(1)), 1) / along.sum(1, keepdims=True)
+        places = np.linspace(0, 1, size + 1)
+        edges.append(np.array([np.interp((OUTSIDE, 1 - OUTSIDE), one, places) for one in share]).reshape(-1, 2))
+    return np.stack((edges[0][:, 0], edges[1][:, 0], edges[0][:, 1], edges[1][:, 1]), 1)
