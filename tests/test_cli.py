@@ -66,6 +66,11 @@ def test_help_is_fast_and_lists_the_verbs() -> None:
         "evaluate",
         "compare",
         "reproduce",
+        "calibrate",
+        "enroll",
+        "remove",
+        "predict",
+        "explain",
         "parse",
         "part-quality",
         "methods",
@@ -75,6 +80,70 @@ def test_help_is_fast_and_lists_the_verbs() -> None:
         assert verb in result.stdout
     eager = "import sys, parseshot.cli; print([m for m in ('torch', 'numpy', 'PIL') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", eager], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Three drawn species: four pictures of each to enroll, two to recognise."""
+    from parseshot.data.synthetic import draw_many, make_species
+
+    images, labels, *_ = draw_many(make_species(9, seed=911)[::3], 6, seed=4)
+    for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
+        folder = tmp_path / ("shown" if number % 6 < 4 else "asked") / ("owl", "wren", "tit")[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path
+
+
+def test_enroll_predict_explain_and_remove(photos: Path) -> None:
+    from parseshot import Recognizer
+
+    model, gallery = ("--model", "birds-conv4"), photos / "birds.gallery"
+    (photos / "shown" / "owl" / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    result = run("enroll", gallery, photos / "shown", *model)
+    assert result.returncode == 1
+    assert "broken.jpg" in result.stderr
+    assert result.stdout == f"12 photos of 3 classes enrolled; {gallery} has 3 classes now (version 1)\n"
+    asked = sorted((photos / "asked").glob("*/*.png"))
+    result = run("predict", gallery, photos / "asked", *model)
+    assert result.returncode == 0, result.stderr
+    assert [line.split("\t")[0] for line in result.stdout.splitlines()] == [str(path) for path in asked]
+    table = photos / "tables" / "answers.csv"
+    told = json.loads(run("predict", gallery, photos / "asked", *model, "--json", "--csv", table).stdout)
+    with Recognizer("birds-conv4", gallery) as recognizer:
+        assert told["answers"] == json.loads(json.dumps([one.to_json() for one in recognizer.recognise(asked)]))
+        reasons = recognizer.explain(asked[0]).to_json()
+    right = [answer["answer"] == Path(answer["photo"]).parent.name for answer in told["answers"]]
+    assert sum(right) >= 4
+    assert len(table.read_text().splitlines()) == 7
+    for kind in ("json", "html", "png"):
+        result = run("explain", gallery, asked[0], *model, "--out", photos / f"why.{kind}")
+        assert result.returncode == 0, result.stderr
+    assert json.loads((photos / "why.json").read_text()) == json.loads(json.dumps({"schema_version": 1, **reasons}))
+    assert result.stdout.strip() == reasons["says"]
+    assert run("remove", gallery, "owl").stdout == f"4 photos removed; {gallery} is at version 2\n"
+    assert run("remove", gallery, "--undo").stdout == f"took back version 2; {gallery} is at version 3\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["enroll", "g", "nowhere"], 3, "nowhere does not exist"),
+        (["enroll", "g"], 2, "say which folders to enroll, or --again"),
+        (["enroll", "g", ".", "--again"], 2, "say which folders to enroll, or --again"),
+        (["predict", "g", "a.png"], 3, "g"),
+        (["explain", "g", "a.png", "--out", "why.html"], 3, "g"),
+        (["remove", "g", "owl"], 3, "g"),
+        (["remove", "g"], 2, "or --undo"),
+        (["remove", "g", "owl", "--undo"], 2, "or --undo"),
+    ],
+)
+def test_what_cannot_be_done_with_a_gallery(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == code, result.stderr
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_prepare_train_evaluate_and_measure(tmp_path: Path) -> None:

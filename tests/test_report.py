@@ -12,8 +12,9 @@ from parseshot import report as module
 from parseshot.data.synthetic import draw, make_species
 from parseshot.errors import DataError
 from parseshot.figures import PART_COLOURS, draw_parts, ink_on, label_direction, part_colour
+from parseshot.recognition.answer import percent
 from parseshot.recognition.explain import Explanation, FoundPart
-from parseshot.report import Report, ReportQuery, percent, rounded, write_report
+from parseshot.report import Report, ReportQuery, rounded, write_report
 
 PARTS = 6
 HOSTILE = "<script>alert(1)</script>\"' onload=x &amp; {{ 7 * 7 }}"

@@ -3,7 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["METHODS", "Encoding", "Method", "Model", "ModelConfig", "Pack", "evaluate", "explain", "parse"]
+__all__ = [
+    "METHODS",
+    "Encoding",
+    "Method",
+    "Model",
+    "ModelConfig",
+    "Pack",
+    "Recognizer",
+    "evaluate",
+    "explain",
+    "parse",
+]
 
 if TYPE_CHECKING:
     from parseshot.data.packed import Pack
@@ -12,6 +23,7 @@ if TYPE_CHECKING:
     from parseshot.methods import METHODS, Encoding, Method
     from parseshot.parts.parsing import parse
     from parseshot.recognition.explain import explain
+    from parseshot.recognition.recognizer import Recognizer
 
 _HOMES = {
     "Pack": "parseshot.data.packed",
@@ -23,6 +35,7 @@ _HOMES = {
     "Method": "parseshot.methods",
     "parse": "parseshot.parts.parsing",
     "explain": "parseshot.recognition.explain",
+    "Recognizer": "parseshot.recognition.recognizer",
 }
 
 

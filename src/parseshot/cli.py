@@ -525,6 +525,186 @@ def _bytes(gigabytes: float | None) -> int | None:
 
 
 @app.command()
+def calibrate(
+    model: Annotated[Path, typer.Argument(help="A model directory; what is fitted is written into it.")],
+    data: Data,
+    features: Features = False,
+    threads: Threads = THREADS,
+    as_json: Json = False,
+) -> None:
+    """Fit probabilities, and the one of "none of these", on a data set's val classes, which a model must not know."""
+    from parseshot.data.packed import Pack
+    from parseshot.engine.checkpoint import save_provenance
+    from parseshot.engine.features import cached
+    from parseshot.engine.model import Model
+    from parseshot.recognition.calibration import calibrate as fit
+
+    _use_threads(threads)
+    loaded = Model.from_pretrained(model)
+    with _progress("encoding") as update:
+        pack = cached(loaded, Pack(data), data / "features", progress=update) if features else Pack(data)
+        fitted = fit(loaded, pack, update)
+    save_provenance(model, loaded.provenance)
+    if as_json:
+        _print_json(calibration=fitted.model_dump(mode="json"))
+    else:
+        print(f"{model}: calibrated; below {fitted.threshold:.2f} a photo is none of the enrolled classes")
+
+
+GalleryName = Annotated[str, typer.Argument(metavar="GALLERY", help="A file, or a postgresql:// URL.")]
+ModelName = Annotated[
+    str, typer.Option("--model", help="A model directory, or the name of one that ships (default, cub-conv4, …).")
+]
+Find = Annotated[
+    bool | None,
+    typer.Option("--find/--whole", help="Look for the object in photos, or take them whole. (default: by the model)"),
+]
+
+
+def _recognizer(gallery: str, model: str, find: bool | None, threads: int, *, create: bool = False) -> Any:
+    _use_threads(threads)
+    from parseshot.recognition.gallery import Gallery
+    from parseshot.recognition.recognizer import Recognizer
+
+    if not create:
+        Gallery.open(gallery).close()  # a name that was mistyped makes no new gallery
+    return Recognizer(model, gallery, find=find)
+
+
+@app.command()
+def enroll(
+    gallery: GalleryName,
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders named after their class, or that hold such folders.")
+    ] = None,
+    of_class: Annotated[str | None, typer.Option("--class", help="All photos are of this class.")] = None,
+    model: ModelName = "default",
+    find: Find = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Encode the stored photos again, for another model or a new version of it.")
+    ] = False,
+    threads: Threads = THREADS,
+    as_json: Json = False,
+) -> None:
+    """Add photos to a gallery, which is made where there is none; all in one change that `remove --undo` takes back."""
+    from parseshot.recognition.batch import photos_to_enroll
+
+    if again == bool(folders):
+        raise UsageError("say which folders to enroll, or --again")
+    if again:
+        with _recognizer(gallery, model, find, threads) as recognizer, _progress("encoding") as update:
+            version = recognizer.encode_again(update)
+        print(f"{gallery} holds encodings of {model} now (version {version.number})")
+        return
+    items = list(photos_to_enroll(folders or (), of_class))
+    with _recognizer(gallery, model, find, threads, create=True) as recognizer, _progress("enrolling") as update:
+        done = recognizer.enroll(items, progress=update)
+        classes = len(recognizer.snapshot().classes)
+    if as_json:
+        _print_json(
+            version=None if done.version is None else done.version._asdict(),
+            failures=[one.to_json() for one in done.failures],
+            twins=[one._asdict() for one in done.twins],
+            classes=classes,
+        )
+    else:
+        for one in done.twins:
+            print(f"warning: {one}", file=sys.stderr)
+        for one in done.failures:
+            print(f"{one.source}: {one.message} [{one.code}]", file=sys.stderr)
+        if done.version is not None:
+            detail = done.version.detail
+            there = f", {len(detail['repeated'])} were there already" if detail["repeated"] else ""
+            print(
+                f"{detail['photos']} photos of {len(detail['classes'])} classes enrolled{there}; "
+                f"{gallery} has {classes} classes now (version {done.version.number})"
+            )
+    if done.version is None:
+        raise DataError("no photo could be enrolled")
+    if done.failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def remove(
+    gallery: GalleryName,
+    names: Annotated[list[str] | None, typer.Argument(help="Classes to take out.")] = None,
+    photo: Annotated[list[int] | None, typer.Option(help="Photos to take out, by their number.")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Take the last change back, whatever it was.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Take classes or photos out of a gallery, or take the last change back."""
+    from parseshot.recognition.gallery import Gallery
+
+    if undo == bool(names or photo):
+        raise UsageError("say which classes or photos to remove, or --undo")
+    with Gallery.open(gallery) as opened:
+        if undo:
+            done = [opened.undo()]
+        else:
+            done = [opened.remove_class(name) for name in names or ()]
+            done += [opened.remove_photo(number) for number in photo or ()]
+    if as_json:
+        _print_json(versions=[one._asdict() for one in done])
+        return
+    for one in done:
+        told = f"took back version {one.detail['undoes']}" if undo else f"{one.detail['photos']} photos removed"
+        print(f"{told}; {gallery} is at version {one.number}")
+
+
+@app.command()
+def predict(
+    gallery: GalleryName,
+    images: Annotated[list[Path], typer.Argument(help="Photos, or folders of photos.")],
+    model: ModelName = "default",
+    find: Find = None,
+    as_json: Json = False,
+    csv: Annotated[Path | None, typer.Option(help="Write a table to this file.")] = None,
+    jsonl: Annotated[Path | None, typer.Option(help="Write a JSON object a photo to this file.")] = None,
+    threads: Threads = THREADS,
+) -> None:
+    """Say what photos show, by a gallery. A photo that cannot be used is an error in its row, and exit code 1."""
+    from parseshot.recognition.answer import Failure
+    from parseshot.recognition.batch import photos_to_recognise, write_answers
+
+    items, found = list(photos_to_recognise(images)), []
+    with _recognizer(gallery, model, find, threads) as recognizer, _progress("recognising") as update:
+        for answer in recognizer.answers(items):
+            found.append(answer)
+            update(len(found), len(items))
+            if not (as_json or csv or jsonl):
+                failed = isinstance(answer, Failure)
+                said = f"{answer.message} [{answer.code}]" if failed else str(answer)
+                print(f"{answer.source}\t{said}", file=sys.stderr if failed else sys.stdout, flush=True)
+    for path, as_csv in ((csv, True), (jsonl, False)):
+        if path is not None:
+            write_answers(found, path, as_csv=as_csv)
+    if as_json:
+        _print_json(answers=[one.to_json() for one in found])
+    if any(isinstance(one, Failure) for one in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def explain(
+    gallery: GalleryName,
+    image: Annotated[Path, typer.Argument(help="A photo.")],
+    out: Annotated[Path, typer.Option(help="Where the explanation goes: .html, .png or .json.")],
+    model: ModelName = "default",
+    find: Find = None,
+    threads: Threads = THREADS,
+) -> None:
+    """Say what a photo shows and why: which parts were found, which photos they matched, and what each part added."""
+    from parseshot.explanation_report import suffix_of, write_explained
+
+    suffix_of(out)  # refused before the work
+    with _recognizer(gallery, model, find, threads) as recognizer:
+        found = recognizer.explain(image)
+    write_explained(found, out)
+    print(found)
+
+
+@app.command()
 def parse(
     model: Annotated[
         Path,

@@ -16,6 +16,7 @@ from PIL import Image
 from parseshot.data.staging import replace_file
 from parseshot.errors import DataError
 from parseshot.figures import check_picture, svg_lines, svg_marks
+from parseshot.recognition.answer import percent
 from parseshot.recognition.explain import Explanation, FoundPart
 
 TEMPLATES, TEMPLATE = Path(__file__).parent / "web", "base.html.j2"  # the frame of every page
@@ -180,13 +181,6 @@ def rounded(values: Sequence[float], digits: int) -> list[float]:
     [0.0, 1.0, 0.0]
     """
     return [float(step) for step in np.diff(np.round(np.cumsum(values), digits), prepend=0.0)]
-
-
-def percent(probability: float) -> str:
-    """A probability in words that never claim certainty: "97%", "<1%", ">99%"."""
-    if probability < 0.01 or probability > 0.99:
-        return "<1%" if probability < 0.01 else ">99%"
-    return f"{100 * probability:.0f}%"
 
 
 def _confusion(cards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from parseshot.data.staging import not_saved, sync
+from parseshot.data.staging import not_saved, replace_file, sync
 from parseshot.errors import ModelError
 
 SCHEMA_VERSION = 1
@@ -62,9 +62,27 @@ def save(
         raise
 
 
+def save_provenance(path: Path | str, provenance: Mapping[str, Any]) -> None:
+    """Replace what a checkpoint says of how it came about; its weights, and a card that somebody wrote, stay."""
+    path = Path(path)
+    config = _read_config(path) | {"provenance": provenance}
+    replace_file(path / CONFIG, (json.dumps(config, indent=1) + "\n").encode())
+
+
 def load(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any], str | None]:
     """Weights, model configuration, provenance and the weights found elsewhere of a checkpoint directory."""
     path = Path(path)
+    config = _read_config(path)
+    try:
+        weights = load_file(path / WEIGHTS)
+    except FileNotFoundError:
+        raise ModelError(f"{path} has no {WEIGHTS}") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{path / WEIGHTS} is not a readable safetensors file: {error}") from None
+    return weights, config["model"], config.get("provenance") or {}, config.get("weights_elsewhere")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -74,13 +92,7 @@ def load(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str,
     version = config.get("schema_version") if isinstance(config, dict) else None
     if version != SCHEMA_VERSION or not isinstance(config.get("model"), dict):
         raise ModelError(f"{path / CONFIG} has schema_version {version!r}, this parseshot reads {SCHEMA_VERSION}")
-    try:
-        weights = load_file(path / WEIGHTS)
-    except FileNotFoundError:
-        raise ModelError(f"{path} has no {WEIGHTS}") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{path / WEIGHTS} is not a readable safetensors file: {error}") from None
-    return weights, config["model"], config.get("provenance") or {}, config.get("weights_elsewhere")
+    return dict(config)
 
 
 def check_weights(path: Path | str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

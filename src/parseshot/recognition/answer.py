@@ -11,6 +11,13 @@ SCHEMA_VERSION = 1
 CLOSE = 0.5  # a second class at least this share as likely as the first is named beside it
 
 
+def percent(probability: float) -> str:
+    """A probability in words that never claim certainty: "97%", "<1%", ">99%"."""
+    if probability < 0.01 or probability > 0.99:
+        return "<1%" if probability < 0.01 else ">99%"
+    return f"{100 * probability:.0f}%"
+
+
 class Candidate(NamedTuple):
     """A class that a photo may belong to."""
 
@@ -88,11 +95,11 @@ class Answer:
     def __str__(self) -> str:
         best = self.candidates[0]
         if self.rejected:
-            return f"none of these ({1 - self.known:.0%}; nearest is {best.name})"
+            return f"none of these ({percent(1 - self.known)}; nearest is {best.name})"
         if self.either:
             first, second = self.either
-            return f"{first.name} ({first.probability:.0%}) or {second.name} ({second.probability:.0%})"
-        return f"{best.name} ({best.probability:.0%})"
+            return f"{first.name} ({percent(first.probability)}) or {second.name} ({percent(second.probability)})"
+        return f"{best.name} ({percent(best.probability)})"
 
     def to_json(self) -> dict[str, Any]:
         """Numbers as they are, so that library, command line and server give the same bytes."""

@@ -20,7 +20,10 @@ from pydantic import Field
 from torch import Tensor
 
 from parseshot.config import Config
-from parseshot.engine.encoding import Encoded
+from parseshot.data.packed import Pack
+from parseshot.engine.encoding import Encoded, Progress, encode_split
+from parseshot.engine.evaluation import refuse_seen_classes
+from parseshot.engine.model import Model
 from parseshot.engine.statistics import TRUE_POSITIVES
 from parseshot.errors import DataError
 from parseshot.methods.base import Method
@@ -76,6 +79,14 @@ class _Task(NamedTuple):
     scores: Tensor  # [Q, N], known queries first
     photos: Tensor  # [N]
     targets: Tensor  # [known]: their classes
+
+
+def calibrate(model: Model, pack: Pack, progress: Progress | None = None) -> Calibration:
+    """Fit a model's calibration on the val classes of a data set, and keep it with the model."""
+    refuse_seen_classes(model, pack, "val")
+    fitted = fit_calibration(model.method, encode_split(model, pack, "val", progress=progress))
+    model.provenance["calibration"] = fitted.model_dump(mode="json")
+    return fitted
 
 
 def fit_calibration(method: Method, encoded: Encoded, *, seed: int = 0, tasks: int = TASKS) -> Calibration:

@@ -19,7 +19,8 @@ from parseshot.recognition.records import Box
 PhotoSource: TypeAlias = Path | str | bytes | IO[bytes] | Image.Image | np.ndarray
 
 LOOK = 9 / 14  # side of the picture in which the object is looked for, as a share of what the model sees: 144 of 224 px
-OUTSIDE = 0.1  # share of the energy that lies beyond each edge of the object
+OUTSIDE = 0.1  # share of the energy that lies beyond each edge of the object …
+MARGIN = 0.1  # … which is shown with this much of its width and height around it
 
 
 class Given(NamedTuple):
@@ -101,7 +102,7 @@ def inside(box: Box, image: Image.Image, name: str) -> Box:
         raise PhotoError("E_BOX", f"{name}: a box is left, top, right, bottom, not {list(box)}")
     left, top, right, bottom = (float(edge) for edge in box)
     cut = max(0.0, left), max(0.0, top), min(float(image.width), right), min(float(image.height), bottom)
-    if not (np.isfinite(cut).all() and cut[2] - cut[0] >= 1 and cut[3] - cut[1] >= 1):
+    if not (np.isfinite((left, top, right, bottom)).all() and cut[2] - cut[0] >= 1 and cut[3] - cut[1] >= 1):
         raise PhotoError(
             "E_BOX",
             f"{name}: the box {list(box)} (left, top, right, bottom) is not in a photo of {image.width}×{image.height}",
@@ -136,13 +137,13 @@ def find_objects(model: Model, images: Sequence[Image.Image]) -> list[Box | None
 
 
 def energy_boxes(energy: np.ndarray) -> np.ndarray:
-    """The box that leaves a tenth of the energy beyond each of its edges: [n, G, G] → left, top, right, bottom [n, 4].
+    """Around the box that leaves a tenth of the energy beyond each of its edges: [n, G, G] → [n, 4].
 
-    In shares of the map, the energy less the smallest on the map. One that is the same everywhere gives a box that
-    leaves a tenth of the map on each side.
+    Left, top, right and bottom in shares of the map, of the energy less the smallest on the map. One that is the same
+    everywhere gives a box that leaves 2 % of the map on each side.
 
-    >>> energy_boxes(np.array([[[0.0, 0.0], [0.0, 1.0]]])).tolist()
-    [[0.55, 0.55, 0.95, 0.95]]
+    >>> energy_boxes(np.array([[[0.0, 0.0], [0.0, 1.0]]])).round(9).tolist()
+    [[0.51, 0.51, 0.99, 0.99]]
     """
     count, size = len(energy), energy.shape[-1]
     above = energy - energy.reshape(count, -1).min(1)[:, None, None]
@@ -153,4 +154,6 @@ def energy_boxes(energy: np.ndarray) -> np.ndarray:
         share = np.concatenate((np.zeros((count, 1)), along.cumsum(1)), 1) / along.sum(1, keepdims=True)
         places = np.linspace(0, 1, size + 1)
         edges.append(np.array([np.interp((OUTSIDE, 1 - OUTSIDE), one, places) for one in share]).reshape(-1, 2))
-    return np.stack((edges[0][:, 0], edges[1][:, 0], edges[0][:, 1], edges[1][:, 1]), 1)
+    low, high = (np.stack([edge[:, side] for edge in edges], 1) for side in (0, 1))  # (x, y)
+    margin = MARGIN * (high - low)
+    return np.concatenate((low - margin, high + margin), 1).clip(0.0, 1.0)

@@ -6,7 +6,7 @@ recognizer.predict(["c.jpg"])
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from parseshot.data.names import class_name
+from parseshot.data.photo import open_photo
 from parseshot.engine.model import Model
 from parseshot.errors import DataError, PhotoError, UsageError
 from parseshot.methods.base import Encoding
@@ -29,6 +30,8 @@ from parseshot.recognition.looking import Given, Look, PhotoSource, encode_looks
 from parseshot.recognition.prepared import PreparedGallery
 from parseshot.recognition.records import Box, NewPhoto, Version, portions
 from parseshot.recognition.snapshot import Snapshot
+
+Progress = Callable[[int, int], None]  # (done, total)
 
 TOGETHER = 64  # photos that are read, encoded and scored at once
 CANDIDATES = 5  # classes that an answer names
@@ -147,7 +150,14 @@ class Recognizer:
         """Take a class out; `gallery.undo` brings it back."""
         return self.opened.remove_class(name, key=key)
 
-    def enroll(self, items: Iterable[tuple[str, Item]], *, strict: bool = False, key: str | None = None) -> Enrolled:
+    def enroll(
+        self,
+        items: Sequence[tuple[str, Item]],
+        *,
+        strict: bool = False,
+        key: str | None = None,
+        progress: Progress | None = None,
+    ) -> Enrolled:
         """Enroll photos of named classes in one change. Those that cannot be used are told and the others go in.
 
         strict: one that cannot be used is an error, and nothing is enrolled. key: see `Gallery.add`.
@@ -165,12 +175,32 @@ class Recognizer:
                     failures.append(Failure.of(item.source, item.name, error))
             if usable:
                 new += new_photos(self.loaded, usable, find=self.finds)
+            if progress:
+                progress(len(new) + len(failures), len(items))
         if not new and strict:
             raise DataError("there are no photos to enroll: a class needs one at least")
         if not new:
             return Enrolled(None, failures, [])
         twins = find_twins(new, self.snapshot(), self.opened.picture)
         return Enrolled(self.opened.add(new, self.fingerprint, key=key), failures, twins)
+
+    def encode_again(self, progress: Progress | None = None) -> Version:
+        """Let the gallery belong to this model: its stored photos are encoded again, in the boxes they have."""
+        if self.gallery is None or isinstance(self.gallery, Gallery):
+            raise UsageError("encode_again is for a recogniser that was given a gallery by its name")
+        self.close()
+        with Gallery.open(self.gallery) as gallery:
+            return gallery.replace_encodings(self.fingerprint, self._encoded_again(gallery, progress))
+
+    def _encoded_again(self, gallery: Gallery, progress: Progress | None) -> Iterator[tuple[int, Encoding]]:
+        total, done = len(gallery.photos()), 0
+        for some in portions(gallery.pictures(), TOGETHER):
+            images = [open_photo(one.data, one.source).image for one in some]
+            encoding = encode_looks(self.loaded, look(self.loaded, images, [one.box for one in some], find=False))
+            yield from ((one.photo, encoding.take(slice(row, row + 1))) for row, one in enumerate(some))
+            done += len(some)
+            if progress:
+                progress(done, max(total, done))
 
     # recognising
 
@@ -320,6 +350,10 @@ class Recognizer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def prepare(self) -> None:
+        """Make the newest version ready, so that the next answer does not wait for it."""
+        self._ready(self.filled())
 
     def _ready(self, snapshot: Snapshot) -> PreparedGallery:
         """The classes of a snapshot, prepared; those of the newest one are kept."""
