@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from parseshot.data.packed import Pack
@@ -109,7 +110,8 @@ def test_enroll_predict_explain_and_remove(photos: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert [line.split("\t")[0] for line in result.stdout.splitlines()] == [str(path) for path in asked]
     table = photos / "tables" / "answers.csv"
-    told = json.loads(run("predict", gallery, photos / "asked", *model, "--json", "--csv", table).stdout)
+    threads = ("--threads", str(torch.get_num_threads()))  # as many as here, so that digits are the same
+    told = json.loads(run("predict", gallery, photos / "asked", *model, "--json", "--csv", table, *threads).stdout)
     with Recognizer("birds-conv4", gallery) as recognizer:
         assert told["answers"] == json.loads(json.dumps([one.to_json() for one in recognizer.recognise(asked)]))
         reasons = recognizer.explain(asked[0]).to_json()
@@ -117,7 +119,7 @@ def test_enroll_predict_explain_and_remove(photos: Path) -> None:
     assert sum(right) >= 4
     assert len(table.read_text().splitlines()) == 7
     for kind in ("json", "html", "png"):
-        result = run("explain", gallery, asked[0], *model, "--out", photos / f"why.{kind}")
+        result = run("explain", gallery, asked[0], *model, "--out", photos / f"why.{kind}", *threads)
         assert result.returncode == 0, result.stderr
     assert json.loads((photos / "why.json").read_text()) == json.loads(json.dumps({"schema_version": 1, **reasons}))
     assert result.stdout.strip() == reasons["says"]
