@@ -119,9 +119,8 @@ def accuracy(model: Model, encoding: Encoding, labels: np.ndarray) -> float:
         mixed = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
         shown, asked = (np.concatenate([one[part] for one in mixed]) for part in (slice(SHOTS), slice(SHOTS, None)))
         with torch.inference_mode():
-            scores = model.method.logits(
-                encoding.take(torch.from_numpy(asked)), encoding.take(torch.from_numpy(shown)), torch.from_numpy(labels[shown])
-            )  # fmt: skip
+            query, support = (encoding.take(torch.from_numpy(rows)) for rows in (asked, shown))
+            scores = model.method.logits(query, support, torch.from_numpy(labels[shown]))
         shares.append(float((scores.argmax(1).numpy() == labels[asked]).mean()))
     return round(100 * float(np.mean(shares)), 2)
 

@@ -72,6 +72,8 @@ def test_help_is_fast_and_lists_the_verbs() -> None:
         "remove",
         "predict",
         "explain",
+        "doctor",
+        "export",
         "parse",
         "part-quality",
         "methods",
@@ -123,6 +125,14 @@ def test_enroll_predict_explain_and_remove(photos: Path) -> None:
         assert result.returncode == 0, result.stderr
     assert json.loads((photos / "why.json").read_text()) == json.loads(json.dumps({"schema_version": 1, **reasons}))
     assert result.stdout.strip() == reasons["says"]
+    examined = json.loads(run("doctor", gallery, *model, "--json").stdout)
+    assert examined["schema_version"] == 1
+    assert "photos are recognised when left out" in run("doctor", gallery, *model).stdout
+    result = run("export", "birds-conv4", "--gallery", gallery, "--npz", photos / "birds.npz")
+    assert result.returncode == 0, result.stderr
+    from parseshot.matcher import Matcher
+
+    assert Matcher.load(photos / "birds.npz").names.tolist() == ["owl", "tit", "wren"]
     assert run("remove", gallery, "owl").stdout == f"4 photos removed; {gallery} is at version 2\n"
     assert run("remove", gallery, "--undo").stdout == f"took back version 2; {gallery} is at version 3\n"
 
@@ -137,6 +147,9 @@ def test_enroll_predict_explain_and_remove(photos: Path) -> None:
         (["explain", "g", "a.png", "--out", "why.html"], 3, "g"),
         (["remove", "g", "owl"], 3, "g"),
         (["remove", "g"], 2, "or --undo"),
+        (["doctor", "g"], 3, "g"),
+        (["export", "default"], 2, "say where to"),
+        (["export", "default", "--npz", "a.npz"], 2, "say where to"),
         (["remove", "g", "owl", "--undo"], 2, "or --undo"),
     ],
 )

@@ -705,6 +705,48 @@ def explain(
 
 
 @app.command()
+def doctor(
+    gallery: GalleryName, model: ModelName = "default", threads: Threads = THREADS, as_json: Json = False
+) -> None:
+    """Look for photos that are mislabelled, doubled, blurred or tiny, and say how well a gallery will recognise."""
+    from parseshot.recognition.doctor import examine
+
+    with _recognizer(gallery, model, None, threads) as recognizer, _progress("examining") as update:
+        found = examine(recognizer, update)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        print("\n".join(found.lines()))
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="A model directory, or the name of one that ships.")],
+    onnx: Annotated[Path | None, typer.Option(help="Write backbone and parse as an ONNX file.")] = None,
+    pt2: Annotated[Path | None, typer.Option(help="Write them as a torch.export program.")] = None,
+    gallery: Annotated[
+        str | None, typer.Option(help="Also write this gallery's classes, for parseshot.matcher.")
+    ] = None,
+    npz: Annotated[Path | None, typer.Option(help="Where its classes go, for parseshot.matcher.")] = None,
+    threads: Threads = THREADS,
+) -> None:
+    """Write a model, or a gallery's classes, for use without PyTorch; compared with what they came from first."""
+    if not (onnx or pt2 or npz) or (gallery is None) != (npz is None):
+        raise UsageError("say where to: --onnx FILE, --pt2 FILE, or --gallery GALLERY --npz FILE")
+    _use_threads(threads)
+    from parseshot.engine.model import Model
+    from parseshot.export import export_gallery, export_onnx, export_torch
+
+    loaded = Model.from_pretrained(model)
+    for path, write in ((onnx, export_onnx), (pt2, export_torch)):
+        if path is not None:
+            print(f"{path}: at most {write(loaded, path):.1e} from the model")
+    if gallery is not None and npz is not None:
+        with _recognizer(gallery, model, None, threads) as recognizer:
+            print(f"{npz}: at most {export_gallery(recognizer, npz):.1e} from the model")
+
+
+@app.command()
 def parse(
     model: Annotated[
         Path,

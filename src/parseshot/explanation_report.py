@@ -31,12 +31,13 @@ from parseshot.explanation_figure import (
 from parseshot.figures import svg_lines, svg_marks
 from parseshot.recognition.answer import SCHEMA_VERSION, Answer, percent
 from parseshot.recognition.explained import ClassLedger, Explained
-from parseshot.recognition.ledger import CELLS, GEOMETRY, LedgerRow
+from parseshot.recognition.ledger import CELLS, GEOMETRY, PHOTOS, LedgerRow
 from parseshot.report import Album, environment, rounded, write_page
 
 WIDTH, TILE, QUERY, RING = 600, 292, 340, 18  # of the linked photos, sides of an example and of the query, least ring
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of the examples
 LETTER = 24  # the height of one
+OTHERS = {GEOMETRY: "geometry", PHOTOS: "number of photos"}  # rows that are no part's
 
 
 def write_explained(explained: Explained, path: Path | str) -> None:
@@ -183,18 +184,22 @@ def _digits(distances: Sequence[float]) -> int:
 
 
 def _ledger(one: ClassLedger, parts: int, digits: int) -> dict[str, Any]:
-    """The rows, part by part, the geometry last; what is printed adds up to what is printed as their sum."""
+    """The rows, part by part, the others last; what is printed adds up to what is printed as their sum."""
     ordered = [row for part in range(parts) for row in one.ledger.rows if row.part == part]
-    ordered += [row for row in one.ledger.rows if row.kind == GEOMETRY]
+    ordered += [row for row in one.ledger.rows if row.part is None]
     printed = rounded([row.adds for row in ordered], digits)
     groups = []
     for part in range(parts):
         mine = [(row, adds) for row, adds in zip(ordered, printed, strict=True) if row.part == part]
         groups.append({"rows": [_ledger_row(row, adds, digits) for row, adds in mine], "sum": sum(a for _, a in mine)})
-    geometry = sum(adds for row, adds in zip(ordered, printed, strict=True) if row.kind == GEOMETRY)
+    others = [
+        {"name": OTHERS[row.kind], "kind": row.kind, "sum": adds, "text": _number(adds, digits)}
+        for row, adds in zip(ordered, printed, strict=True)
+        if row.part is None
+    ]
     return {
         "parts": [group | {"text": _number(group["sum"], digits)} for group in groups],  # type: ignore[arg-type]
-        "geometry": {"sum": geometry, "text": _number(geometry, digits)},
+        "others": others,
         "total": _number(sum(printed), digits),
     }
 
@@ -224,21 +229,23 @@ def _compared(
     """What each part adds for either class, and what speaks most for the first; None where there is one class."""
     if len(shown) < SHOWN:
         return None
-    sums = [[part["sum"] for part in one["parts"]] + [one["geometry"]["sum"]] for one in ledgers]
+    sums = [[row["sum"] for row in (*one["parts"], *one["others"])] for one in ledgers]
+    names = [row["name"] for row in ledgers[0]["others"]]
     longest = max(map(max, sums)) or 1.0
     rows = [
         {
+            "name": None if number < len(explained.parts) else names[number - len(explained.parts)],
             "adds": [_number(value, digits) for value in pair],
             "bars": [round(100 * max(0.0, value) / longest, 1) for value in pair],
             "gain": pair[1] - pair[0],
             "difference": f"{round(pair[1] - pair[0], digits) + 0.0:+.{digits}f}",
         }
-        for pair in zip(*sums, strict=True)
+        for number, pair in enumerate(zip(*sums, strict=True))
     ]
     gains = [second - first for first, second in zip(*sums, strict=True)]
     lacked = explained.decided_by
-    if lacked is None and gains[-1] > 0:
-        lacked = len(gains) - 1
+    if lacked is None and max(gains) > 0:
+        lacked = max(range(len(gains)), key=gains.__getitem__)
     return {
         "names": [one.ledger.candidate.name for one in shown],
         "rows": rows,

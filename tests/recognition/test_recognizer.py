@@ -27,7 +27,7 @@ from parseshot.recognition.answer import Answer, Failure
 from parseshot.recognition.batch import photos_to_enroll, photos_to_recognise, to_csv, to_jsonl
 from parseshot.recognition.calibration import Calibration, _tasks, fit_calibration
 from parseshot.recognition.gallery import Gallery
-from parseshot.recognition.ledger import GEOMETRY, make_ledger
+from parseshot.recognition.ledger import GEOMETRY, PHOTOS, make_ledger
 from parseshot.recognition.looking import energy_boxes, find_objects, read_photo
 from parseshot.recognition.recognizer import ONE_CLASS, Item, Recognizer
 
@@ -320,13 +320,17 @@ def test_the_rows_of_a_ledger_add_up(name: str, parts: int, photos: int, seed: i
     made = Model(ModelConfig(backbone_options={"channels": 8}, method=name, method_options={"parts": parts})).eval()
     images = torch.rand(photos + 1, 3, 84, 84)
     codes = made.encode(images)
+    corrected = make_ledger(made, codes.take(slice(0, 1)), codes.take(slice(1, None)), Calibration(advantage=-3.0))
     ledger = make_ledger(made, codes.take(slice(0, 1)), codes.take(slice(1, None)))
+    assert corrected.rows[:-1] == ledger.rows
+    assert corrected.score == pytest.approx(ledger.score - 3 * (1 - 1 / photos), rel=1e-6, abs=1e-6)
+    assert sum(row.adds for row in corrected.rows) == pytest.approx(corrected.distance, rel=1e-6, abs=1e-6)
     assert sum(row.adds for row in ledger.rows) == pytest.approx(ledger.distance, rel=1e-6, abs=1e-6)
     with torch.inference_mode():
         score = made.method.logits(codes.take(slice(0, 1)), codes.take(slice(1, None)), torch.zeros(photos).long())
     assert ledger.score == pytest.approx(float(score), rel=1e-5, abs=1e-5)
     by_part = sum(ledger.of_part(part) for part in range(parts))
-    assert by_part + ledger.geometry == pytest.approx(ledger.distance, rel=1e-6, abs=1e-6)
+    assert by_part + ledger.of_kind(GEOMETRY) == pytest.approx(ledger.distance, rel=1e-6, abs=1e-6)
     kinds = [row.kind for row in ledger.rows]
     assert kinds.count(GEOMETRY) == 1
     assert len(kinds) == 3 * parts + (parts if name == "dop-span" else 0) + 1
@@ -392,12 +396,20 @@ def test_calibration_finds_the_temperature_and_tells_strangers(model: Model, gui
     again = fit_calibration(colder, encoded, tasks=80)
     assert again.temperature[0] == pytest.approx(fitted.temperature[0] - np.log(3.0), abs=1e-3)
     assert again.temperature[1:] == pytest.approx(fitted.temperature[1:], abs=1e-3)
+    assert again.advantage == pytest.approx(fitted.advantage / 3, abs=1e-3)
     assert again.known[1] == pytest.approx(3 * fitted.known[1], rel=0.02)
     tasks = _tasks(model.method, encoded, np.random.default_rng(9), 60)
     known = torch.cat([fitted.knowns(task.scores[: len(task.targets)], task.photos) for task in tasks])
     strange = torch.cat([fitted.knowns(task.scores[len(task.targets) :], task.photos) for task in tasks])
     assert float(auroc(known[None], strange[None])) > 0.75
     assert float((known >= fitted.threshold).double().mean()) == pytest.approx(0.95, abs=0.04)
+
+    def right(scores: torch.Tensor, task: Any) -> float:
+        return float((scores[: len(task.targets)].argmax(1) == task.targets).double().mean())
+
+    plain = np.mean([right(task.scores, task) for task in tasks])
+    corrected = np.mean([right(fitted.corrected(task.scores, task.photos), task) for task in tasks])
+    assert corrected > plain  # classes of few photos are no longer at a disadvantage
     for task in tasks[:5]:
         assert torch.allclose(fitted.shares(task.scores, task.photos).sum(1), torch.ones(len(task.scores)).double())
     with pytest.raises(DataError, match="four classes"):
@@ -407,10 +419,20 @@ def test_calibration_finds_the_temperature_and_tells_strangers(model: Model, gui
 
 def test_probabilities_of_classes_and_of_none_make_one(guide: np.ndarray) -> None:
     calibrated = Model.from_pretrained("birds-conv4")
-    calibrated.provenance["calibration"] = Calibration(known=(4.0, 0.5, *[0.1] * 5), threshold=0.3).model_dump()
-    with Recognizer(calibrated, find=False) as one:
-        one.fit(list(guide[:, :2].reshape(-1, 84, 84, 3)), np.repeat(NAMES, 2).tolist())
-        (answer,) = one.recognise([guide[0, 5]])
+    fitted = Calibration(advantage=-4.0, known=(6.0, 0.5, *[0.1] * 5), threshold=0.3)
+    calibrated.provenance["calibration"] = fitted.model_dump()
+    with Recognizer(calibrated, find=False) as one, Recognizer("birds-conv4", find=False) as plain:
+        for each in (one, plain):
+            each.fit(list(guide[:, :2].reshape(-1, 84, 84, 3)), np.repeat(NAMES, 2).tolist())
+            each.add_photos("owl", list(guide[0, 2:5]))
+        (answer,), (raw,) = one.recognise([guide[0, 5]]), plain.recognise([guide[0, 5]])
+        scores = {candidate.name: candidate.score for candidate in raw.candidates}
+        for candidate in answer.candidates:  # five owls, two of each other
+            shots = 5 if candidate.name == "owl" else 2
+            assert candidate.score == pytest.approx(scores[candidate.name] - 4 * (1 - 1 / shots), abs=1e-4)
+        why = one.explain(guide[0, 5])
+        assert why.classes[0].ledger.score == pytest.approx(answer.candidates[0].score, abs=1e-4)
+        assert why.classes[0].ledger.rows[-1].kind == PHOTOS
         assert 0 < answer.known < 1
         assert sum(candidate.probability for candidate in answer.candidates) == pytest.approx(answer.known)
         assert answer.threshold == 0.3

@@ -12,8 +12,9 @@ class Encoding(Mapping[str, Tensor]):
     """What a method keeps of each image: named tensors that share their first dimension, one entry an image."""
 
     def __init__(self, **tensors: Tensor) -> None:
-        lengths = {name: len(tensor) for name, tensor in tensors.items()}
-        if len(set(lengths.values())) != 1:
+        lengths = {name: tensor.shape[0] for name, tensor in tensors.items()}  # len would fix the batch of an export
+        first = next(iter(lengths.values()), None)
+        if first is None or any(length != first for length in lengths.values()):
             raise ValueError(f"an encoding's tensors must share their first dimension, got {lengths}")
         self._tensors = tensors
 

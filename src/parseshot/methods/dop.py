@@ -145,7 +145,7 @@ class DOP(Method):
         scales = len(self.config.scales)
         if self.config.location == "uniform":
             cells = features.shape[-1] * features.shape[-2]
-            return features.new_full((len(features), scales, *features.shape[-2:]), 1 / cells)
+            return features.new_full((features.shape[0], scales, *features.shape[-2:]), 1 / cells)
         score = self.energy(features).flatten(2)  # [B, 1, G²]
         if hard:
             nu = torch.zeros_like(score).scatter_(2, score.argmax(2, keepdim=True), 1.0).expand(-1, scales, -1)

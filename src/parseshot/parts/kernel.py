@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parseshot.parts.templates import correlate
+
 BLOCK_ELEMENTS = 1 << 19  # elements of x visited at a time: 2 MiB in float32, measured best of 2^16 … 2^21
 
 
@@ -183,6 +185,8 @@ def locate_and_express(
     Returns nu [K, G, G, B], the expression E_ν[x] [C, K, B], and the summed gain [K, G, G, B] without gradient
     (as printed: less the constant Σ_c λ_c²).
     """
+    if torch.compiler.is_exporting():
+        return plainly(phi, templates, unit, level, sharpness, positive=positive, given=given)
     parts, size = templates.shape[0], phi.shape[1]
     matrix = correlation_matrix(templates, size)
     cells = None if given is None else given.reshape(1, size * size, -1)
@@ -191,3 +195,30 @@ def locate_and_express(
     )
     grid = (parts, size, size, phi.shape[3])
     return nu.view(grid), expression, score.view(grid)
+
+
+def plainly(
+    phi: Tensor,
+    templates: Tensor,
+    unit: Tensor,
+    level: Tensor,
+    sharpness: Tensor | None,
+    *,
+    positive: bool,
+    given: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`locate_and_express` with the usual operators: the same for any batch, so that a graph of it can be exported."""
+    response = correlate(phi.permute(3, 0, 2, 1), templates)  # [B, K, C, G, G], cells ordered [row, column]
+    x = response.permute(2, 1, 4, 3, 0) * unit.unsqueeze(-1)  # a, [C, K, G, G, B], cells ordered [x, y]
+    level = level[:, :, None, None, None]
+    if positive:
+        x = (x - level).relu()
+    score = (x.square() if positive else x * (x - 2.0 * level)).sum(0)  # [K, G, G, B]
+    cells = score.flatten(1, 2)  # [K, G², B]
+    if given is not None:
+        nu = given.expand_as(score)
+    elif sharpness is None:
+        nu = torch.zeros_like(cells).scatter(1, cells.argmax(1, keepdim=True), 1.0).view_as(score)
+    else:
+        nu = torch.softmax(cells * sharpness, 1).view_as(score)
+    return nu, (x * nu).sum((2, 3)), score.detach()

@@ -3,7 +3,9 @@
 Both are fitted on tasks drawn from classes that the model was not trained on. In a task some classes are enrolled, from
 2 to 20 of them or one alone, each with 1 to 10 photos; half of the queries belong to them and half to others.
 
-- P(class c | one of these) = softmax(s / T), with ln T linear in ln N and in the ln of the best class's photos.
+- A class of n photos is compared with their mean, which lies nearer to everything the more photos it is of: the
+  expected squared distance holds their variance over n. So scores are first made comparable, s_c + b·(1 − 1/n_c).
+- P(class c | one of these) = softmax(s / T), with ln T linear in ln N and in the mean and the spread of the ln n_c.
 - P(one of these) = a logistic function of the best score, of how far it is above the second and above the mean of the
   others, of ln N and of the ln of the best class's photos.
 
@@ -37,42 +39,52 @@ FEATURES = 6
 
 
 class Calibration(Config):
-    """What turns scores into probabilities. It belongs to one model's weights."""
+    """What turns scores into probabilities. It belongs to one model's weights.
 
-    temperature: tuple[float, float, float] = (0.0, 0.0, 0.0)  # ln T: constant, by ln N, by ln photos
+    Photos are those of each class, [N], or [Q, N] where they differ from query to query.
+    """
+
+    advantage: float = 0.0  # b: what a class of many photos gets, mostly less than 0
+    temperature: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # ln T: constant, ln N, mean, spread of ln n
     known: tuple[float, ...] = Field((0.0,) * (FEATURES + 1), min_length=FEATURES + 1, max_length=FEATURES + 1)
     threshold: float = Field(0.5, ge=0, le=1)  # below this P(one of these) the answer is "none of these"
 
+    def corrected(self, scores: Tensor, photos: Tensor) -> Tensor:
+        """The method's scores [Q, N] made comparable between classes of few and of many photos."""
+        return scores.double() + self.advantage * _benefit(photos)
+
     def shares(self, scores: Tensor, photos: Tensor) -> Tensor:
-        """P(class | one of these), [Q, N], of scores [Q, N] and photos [N] of each class."""
-        return torch.softmax(scores.double() / self._temperatures(scores, photos)[:, None], 1)
+        """P(class | one of these), [Q, N], of corrected scores."""
+        return torch.softmax(scores / _temperature(photos, torch.tensor(self.temperature, dtype=torch.float64)), -1)
 
     def knowns(self, scores: Tensor, photos: Tensor) -> Tensor:
-        """P(one of these), [Q]."""
+        """P(one of these), [Q], of corrected scores."""
         weights = torch.tensor(self.known, dtype=torch.float64)
-        return torch.sigmoid(_features(scores.double(), photos) @ weights[1:] + weights[0])
-
-    def _temperatures(self, scores: Tensor, photos: Tensor) -> Tensor:
-        return torch.exp(_sizes(scores, photos) @ torch.tensor(self.temperature, dtype=torch.float64))
+        return torch.sigmoid(_features(scores, photos) @ weights[1:] + weights[0])
 
 
-def _sizes(scores: Tensor, photos: Tensor) -> Tensor:
-    """1, ln N and the ln of the photos of the best class, [Q, 3]."""
-    best = photos.double()[scores.argmax(1)].clamp_min(1).log()
-    return torch.stack((torch.ones_like(best), torch.full_like(best, math.log(scores.shape[1])), best), 1)
+def _benefit(photos: Tensor) -> Tensor:
+    return 1 - 1 / photos.double().clamp_min(1)
+
+
+def _temperature(photos: Tensor, weights: Tensor) -> Tensor:
+    """[1], or [Q, 1]."""
+    logs = photos.double().clamp_min(1).log()
+    classes = torch.full_like(logs[..., :1], math.log(logs.shape[-1]))
+    about = (torch.ones_like(classes), classes, logs.mean(-1, keepdim=True), logs.std(-1, correction=0, keepdim=True))
+    return torch.exp(torch.cat(about, -1) @ weights)[..., None]
 
 
 def _features(scores: Tensor, photos: Tensor) -> Tensor:
     """[Q, FEATURES]; with one class there is nothing to be above of."""
-    top = scores.topk(min(2, scores.shape[1]), 1).values
-    best = top[:, 0]
-    if scores.shape[1] > 1:
-        above_second = best - top[:, 1]
-        above_others = best - (scores.sum(1) - best) / (scores.shape[1] - 1)
-    else:
-        above_second = above_others = torch.zeros_like(best)
-    alone = torch.full_like(best, float(scores.shape[1] == 1))
-    return torch.cat((torch.stack((best, above_second, above_others, alone), 1), _sizes(scores, photos)[:, 1:]), 1)
+    number, (best, where) = scores.shape[1], scores.max(1)
+    above_second = above_others = torch.zeros_like(best)
+    if number > 1:
+        above_second = best - scores.topk(2, 1).values[:, 1]
+        above_others = best - (scores.sum(1) - best) / (number - 1)
+    alone, classes = (torch.full_like(best, float(value)) for value in (number == 1, math.log(number)))
+    own = photos.double().clamp_min(1).log().expand_as(scores).gather(1, where[:, None])[:, 0]
+    return torch.stack((best, above_second, above_others, alone, classes, own), 1)
 
 
 class _Task(NamedTuple):
@@ -95,7 +107,8 @@ def fit_calibration(method: Method, encoded: Encoded, *, seed: int = 0, tasks: i
         raise DataError("to calibrate, four classes with two photos each are needed")
     drawn = _tasks(method, encoded, np.random.default_rng(seed), tasks)
     several = [task for task in drawn if task.scores.shape[1] > 1]
-    temperature = _fit(torch.zeros(3, dtype=torch.float64), lambda weights: _temperature_loss(weights, several))
+    *temperature, advantage = _fit(torch.zeros(5, dtype=torch.float64), lambda weights: _nll(weights, several)).tolist()
+    drawn = [task._replace(scores=task.scores + advantage * _benefit(task.photos)) for task in drawn]
     features = torch.cat([_features(task.scores, task.photos) for task in drawn])
     is_known = torch.cat([(torch.arange(len(task.scores)) < len(task.targets)).double() for task in drawn])
     mean, spread = features.mean(0), features.std(0).clamp_min(1e-9)
@@ -109,16 +122,17 @@ def fit_calibration(method: Method, encoded: Encoded, *, seed: int = 0, tasks: i
     weights = _fit(torch.zeros(FEATURES + 1, dtype=torch.float64), known_loss)
     slopes = weights[1:] / spread
     known = (float(weights[0] - slopes @ mean), *slopes.tolist())
-    fitted = Calibration(temperature=tuple(temperature.tolist()), known=known)
+    fitted = Calibration(temperature=tuple(temperature), advantage=advantage, known=known)
     accepted = torch.cat([fitted.knowns(task.scores[: len(task.targets)], task.photos) for task in drawn])
     return fitted.model_copy(update={"threshold": round(float(accepted.quantile(1 - TRUE_POSITIVES)), 6)})
 
 
-def _temperature_loss(weights: Tensor, tasks: list[_Task]) -> Tensor:
+def _nll(weights: Tensor, tasks: list[_Task]) -> Tensor:
+    """Mean −ln P of the known queries' classes; weights of the temperature, and b."""
     losses = []
     for task in tasks:
-        known = task.scores[: len(task.targets)]
-        scaled = known / torch.exp(_sizes(known, task.photos) @ weights)[:, None]
+        scores = task.scores[: len(task.targets)] + weights[4] * _benefit(task.photos)
+        scaled = scores / _temperature(task.photos, weights[:4])
         losses.append(torch.nn.functional.cross_entropy(scaled, task.targets, reduction="sum"))
     return torch.stack(losses).sum() / sum(len(task.targets) for task in tasks)
 

@@ -9,7 +9,7 @@ from parseshot.data.photo import open_photo, shown_region
 from parseshot.methods.base import Encoding
 from parseshot.recognition.answer import Answer, Candidate
 from parseshot.recognition.explain import FoundPart, find_parts
-from parseshot.recognition.ledger import GEOMETRY, Ledger, LedgerRow, make_ledger
+from parseshot.recognition.ledger import GEOMETRY, PHOTOS, Ledger, LedgerRow, make_ledger
 from parseshot.recognition.records import EnrolledPhoto
 from parseshot.recognition.snapshot import Snapshot
 
@@ -48,13 +48,14 @@ class Explained:
 
     @property
     def decided_by(self) -> int | None:
-        """The part that speaks most for the first class against the second; None where that is the geometry."""
+        """The part that speaks most for the first class against the second; None where that is none of them."""
         if len(self.classes) < 2:
             return None
         first, second = (one.ledger for one in self.classes[:2])
         gains = [second.of_part(part) - first.of_part(part) for part in range(len(self.parts))]
         best = max(range(len(gains)), key=gains.__getitem__)
-        return best if gains[best] > 0 and gains[best] >= second.geometry - first.geometry else None
+        others = [second.of_kind(kind) - first.of_kind(kind) for kind in (GEOMETRY, PHOTOS)]
+        return best if gains[best] > 0 and gains[best] >= max(others) else None
 
     @property
     def differ_at(self) -> int:
@@ -95,7 +96,7 @@ def explain_photo(recognizer: "Recognizer", item: "Item") -> Explained:
         rows = (snapshot.labels == ids[candidate.id]).nonzero()[:, 0]
         assert snapshot.encoding is not None
         support = snapshot.encoding.take(rows)
-        ledger = make_ledger(model, encoding, support)
+        ledger = make_ledger(model, encoding, support, recognizer.calibration)
         named = [row.matched for row in ledger.rows if row.matched is not None]
         order = sorted(set(named), key=lambda row: (-named.count(row), row))
         examples = tuple(_example(recognizer, snapshot, known, int(rows[row]), support, row, size) for row in order)
@@ -137,7 +138,7 @@ def _part_in_photo(part: FoundPart, to_photo: Any) -> FoundPart:
 
 def _moved(row: LedgerRow, to_photo: Any, order: list[int], examples: tuple[Example, ...], size: int) -> LedgerRow:
     """The row with places in the photos' pixels, and the example that it names."""
-    if row.kind == GEOMETRY or row.matched is None or row.place is None or row.matched_place is None:
+    if row.matched is None or row.place is None or row.matched_place is None:
         return row
     at = order.index(row.matched)
     where = _mapping(examples[at].photo, size)(row.matched_place)

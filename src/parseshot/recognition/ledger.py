@@ -1,7 +1,8 @@
 """An explanation as a ledger: the distance of Eq. 7 is a finite sum, and here are its rows.
 
-One row a part and scale of the query, one a part for its cells where a model compares them, one for the geometry. What
-the rows add is the distance to the class, and times the model's scale the score.
+One row a part and scale of the query, one a part for its cells where a model compares them, one for the geometry, and
+one for the number of photos where the model is calibrated for it. What the rows add is the distance to the class, and
+times the model's scale the score.
 """
 
 from dataclasses import dataclass
@@ -13,16 +14,17 @@ from parseshot.engine.model import Model
 from parseshot.methods.base import Encoding
 from parseshot.methods.dop import DOP
 from parseshot.parts.distance import Distance
+from parseshot.recognition.calibration import Calibration
 from parseshot.recognition.explain import dop_of, places_of
 
-EXPRESSION, CELLS, GEOMETRY = "expression", "cells", "geometry"
+EXPRESSION, CELLS, GEOMETRY, PHOTOS = "expression", "cells", "geometry", "photos"
 
 
 @dataclass(frozen=True)
 class LedgerRow:
     """One term of the distance between a query and a class. Places are (x, y) in pixels of the model's input."""
 
-    kind: str  # expression, cells or geometry
+    kind: str  # expression, cells, geometry or photos
     adds: float  # to the distance
     part: int | None = None  # from 0
     scale: int | None = None  # side of the query's template, in cells
@@ -50,13 +52,13 @@ class Ledger:
         """What a part adds in all."""
         return sum(row.adds for row in self.rows if row.part == part)
 
-    @property
-    def geometry(self) -> float:
-        return sum(row.adds for row in self.rows if row.kind == GEOMETRY)
+    def of_kind(self, kind: str) -> float:
+        """What rows of a kind add in all."""
+        return sum(row.adds for row in self.rows if row.kind == kind)
 
 
 @torch.inference_mode()
-def make_ledger(model: Model, query: Encoding, support: Encoding) -> Ledger:
+def make_ledger(model: Model, query: Encoding, support: Encoding, fitted: Calibration | None = None) -> Ledger:
     """Of one query, and of the photos of one class."""
     method = dop_of(model)
     method.eval()
@@ -95,8 +97,11 @@ def make_ledger(model: Model, query: Encoding, support: Encoding) -> Ledger:
                 )
             )  # fmt: skip
     rows.append(LedgerRow(GEOMETRY, float(terms.geometry[0, 0].sum())))
-    total = terms.total
-    return Ledger(float(total), float(method.as_score(total)), tuple(rows))
+    total = float(terms.total)
+    if fitted is not None and fitted.advantage:
+        rows.append(LedgerRow(PHOTOS, fitted.advantage * (1 - 1 / photos) / float(method.as_score(torch.ones(())))))
+        total += rows[-1].adds
+    return Ledger(total, float(method.as_score(torch.tensor(total, dtype=torch.float64))), tuple(rows))
 
 
 def _double(terms: Distance) -> Distance:

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from parseshot.config import read_config
 from parseshot.data.names import class_name
 from parseshot.data.photo import open_photo
 from parseshot.engine.model import Model
@@ -119,8 +119,7 @@ class Recognizer:
         snapshot, rows = self.filled(), []
         for some in portions(map(Item, _as_list(photos)), TOGETHER):
             encoding, _ = self.encode([self.read(item) for item in some])
-            scores = self._ready(snapshot).scores(encoding)
-            rows.append(self.calibration.shares(scores, _photos_of(snapshot)).numpy())
+            rows.append(self.calibration.shares(self._scores(encoding, snapshot), snapshot.photos_of).numpy())
         return np.concatenate(rows) if rows else np.empty((0, len(snapshot.classes)))
 
     def score(self, photos: Sequence[PhotoSource], names: Sequence[str]) -> float:
@@ -249,8 +248,8 @@ class Recognizer:
         self, read: Sequence[tuple[Given, Box | None]], encoding: Encoding, looks: Sequence[Look], snapshot: Snapshot
     ) -> list[Answer]:
         """Answers for photos that have been encoded."""
-        scores, counts = self._ready(snapshot).scores(encoding), _photos_of(snapshot)
-        shares, knowns = self.calibration.shares(scores, counts), self.calibration.knowns(scores, counts)
+        scores, fitted = self._scores(encoding, snapshot), self.calibration
+        shares, knowns = fitted.shares(scores, snapshot.photos_of), fitted.knowns(scores, snapshot.photos_of)
         return [
             self._one_answer(given, seen, scores[row], shares[row], float(knowns[row]), snapshot)
             for row, ((given, _), seen) in enumerate(zip(read, looks, strict=True))
@@ -310,7 +309,7 @@ class Recognizer:
     @property
     def calibration(self) -> Calibration:
         told = self.loaded.provenance.get("calibration")
-        return Calibration() if told is None else Calibration.model_validate(told)
+        return Calibration() if told is None else read_config(Calibration, told, source="the model's calibration")
 
     @property
     def opened(self) -> Gallery:
@@ -351,6 +350,10 @@ class Recognizer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _scores(self, encoding: Encoding, snapshot: Snapshot) -> Tensor:
+        """[Q, N], comparable between classes of few and of many photos."""
+        return self.calibration.corrected(self._ready(snapshot).scores(encoding), snapshot.photos_of)
+
     def prepare(self) -> None:
         """Make the newest version ready, so that the next answer does not wait for it."""
         self._ready(self.filled())
@@ -381,11 +384,6 @@ class Recognizer:
         """Photos that were read, and what of them was looked at."""
         looks = look(self.loaded, [given.image for given, _ in read], [box for _, box in read], find=self.finds)
         return encode_looks(self.loaded, looks), looks
-
-
-def _photos_of(snapshot: Snapshot) -> Tensor:
-    """How many photos each class has, [N]."""
-    return torch.bincount(snapshot.labels, minlength=len(snapshot.classes))
 
 
 def _as_list(photos: Any) -> list[Any]:

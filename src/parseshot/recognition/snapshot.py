@@ -1,5 +1,6 @@
 """What a reader holds of a gallery: all photos of one version, and what brings them to a later one."""
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ class Snapshot:
     digests: tuple[str, ...]  # n: sha256 of each file, to know a query that is one of them
     hashes: np.ndarray  # uint64 [n, 2] perceptual hashes of each picture and of its mirror image
     encoding: GrowingEncoding | None  # of n images; None before the first enrolment
+
+    @functools.cached_property
+    def photos_of(self) -> Tensor:
+        """How many photos each class has, [N]."""
+        return torch.bincount(self.labels, minlength=len(self.classes))
 
     def after(self, changes: "Changes") -> "Snapshot":
         """The snapshot of the later version, as if it had been read whole."""
