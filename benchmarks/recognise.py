@@ -101,6 +101,9 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
         (seconds(lambda: few.predict(queries)), seconds(lambda: bare(model, len(queries))))
         for _ in range(asked.repeats)
     ]
+    whole = Recognizer(model, folder / "few.gallery", find=False)
+    whole.predict(queries[:BATCH])
+    plain = in_turn(lambda: whole.predict(queries), lambda: bare(model, len(queries)), asked.repeats)
     real = few.snapshot().encoding
     assert real is not None
     return {
@@ -110,6 +113,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
         "enrolling_to_bare": round(enrolling / alone, 3),
         "recognising_ms_a_photo": round(1000 * statistics.median(one for one, _ in pairs) / len(queries), 2),
         "recognising_to_bare": [round(one / other, 3) for one, other in pairs],
+        "recognising_whole_photos_to_bare": [round(one / other, 3) for one, other in plain],
         "one_class_more": one_class_more(model, folder, real, shown[:SHOTS], asked.repeats),
         "many_to_few": many_to_few(model, folder, real, few, queries[:100], asked),
     }

@@ -8,17 +8,19 @@ from typing import IO, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from parseshot.data.names import printable
 from parseshot.data.photo import MIN_SIDE, Photo, Square, open_photo, read_bytes, take_image, to_square
-from parseshot.engine.model import BATCH, Model, to_tensor
+from parseshot.engine.model import Model
 from parseshot.errors import PhotoError
 from parseshot.methods.base import Encoding
 from parseshot.recognition.records import Box
 
 PhotoSource: TypeAlias = Path | str | bytes | IO[bytes] | Image.Image | np.ndarray
 
-LOOK = 9 / 14  # side of the picture in which the object is looked for, as a share of what the model sees: 144 of 224 px
+LOOK = 33 / 56  # side of the picture in which the object is looked for, to that of what the model sees: 132 of 224 px
+TOGETHER = 16  # such pictures at once: as much memory as the model's batches take
 OUTSIDE = 0.1  # share of the energy that lies beyond each edge of the object …
 MARGIN = 0.1  # … which is shown with this much of its width and height around it
 
@@ -93,7 +95,13 @@ def look(
 
 
 def encode_looks(model: Model, looks: Sequence[Look]) -> Encoding:
-    return model.encode(to_tensor(np.stack([seen.square.pixels for seen in looks])))
+    """Of what is shown of each photo."""
+    return model.encode(_as_bytes([seen.square.pixels for seen in looks]))
+
+
+def _as_bytes(squares: Sequence[np.ndarray]) -> Tensor:
+    """uint8 [n, 3, H, W], channels_last in memory: a backbone normalises bytes by itself, in one pass."""
+    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
 
 
 def inside(box: Box, image: Image.Image, name: str) -> Box:
@@ -120,10 +128,11 @@ def find_objects(model: Model, images: Sequence[Image.Image]) -> list[Box | None
     size, maps = round(LOOK * model.config.image_size), []
     squares = [to_square(image, size) for image in images]
     model.eval()
-    for start in range(0, len(images), BATCH):
-        pixels = np.stack([square.pixels for square in squares[start : start + BATCH]])
-        batch = to_tensor(pixels).to(model.device).contiguous(memory_format=torch.channels_last)
-        features = model.backbone(batch)[:, : model.backbone.out_channels]  # without those of a packed finer map
+    for start in range(0, len(images), TOGETHER):
+        batch = _as_bytes([square.pixels for square in squares[start : start + TOGETHER]])
+        features = model.backbone(batch.to(model.device))[
+            :, : model.backbone.out_channels
+        ]  # without those of a packed finer map
         maps.append(features.abs().sum(1).double().cpu().numpy())  # [B, G, G]
     shares = energy_boxes(np.concatenate(maps)) if maps else np.empty((0, 4))
     found: list[Box | None] = []
