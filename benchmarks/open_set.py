@@ -60,6 +60,7 @@ def main() -> None:
     fitted = Calibration.model_validate(model.provenance["calibration"])
     episodes, known, unknown = logits(model, pack, features, asked.episodes)
     photos = torch.full((WAY,), SHOTS)
+    known, unknown = (fitted.corrected(each, photos) for each in (known, unknown))
     rows = {OURS: [fitted.knowns(each.flatten(0, 1), photos).view(each.shape[:2]) for each in (known, unknown)]}
     rows["its largest score"] = [each.amax(-1) for each in (known, unknown)]
     rows["its largest softmax"] = [torch.softmax(each, -1).amax(-1) for each in (known, unknown)]

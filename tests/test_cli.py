@@ -180,6 +180,14 @@ def test_prepare_train_evaluate_and_measure(tmp_path: Path) -> None:
     found = json.loads(first.stdout)
     assert [row["shots"] for row in found["results"]] == [1, 5]
     assert all(0 <= row["accuracy"] <= 1 for row in found["results"])
+    (tmp_path / "run/last/README.md").write_text("what somebody wrote\n")
+    fitted = run("calibrate", tmp_path / "run/last", "--data", tmp_path / "birds", "--json")
+    assert fitted.returncode == 0, fitted.stderr
+    kept = json.loads((tmp_path / "run/last/config.json").read_text())["provenance"]["calibration"]
+    assert kept == json.loads(fitted.stdout)["calibration"]
+    assert 0 <= kept["threshold"] <= 1
+    assert (tmp_path / "run/last/README.md").read_text() == "what somebody wrote\n"
+    assert run(*arguments, "--json").stdout == first.stdout  # the model is what it was
     pair = ["compare", tmp_path / "run/last", tmp_path / "run/best", *arguments[2:]]
     rows = json.loads(run(*pair, "--json").stdout)["results"]
     assert [row["accuracy"] for row in rows[::2]] == [row["accuracy"] for row in found["results"]]
