@@ -125,7 +125,7 @@ def as_jpeg(image: Image.Image, quality: int) -> bytes:
 def true_accuracy(recognizer: Recognizer, asked: Sequence[NewPhoto]) -> float:
     """Share of photos that are not enrolled whose class is named rightly."""
     snapshot = recognizer.filled()
-    scores = recognizer._ready(snapshot).scores(Encoding.cat([photo.encoding for photo in asked]))
+    scores = recognizer.scores(Encoding.cat([photo.encoding for photo in asked]), snapshot)
     names = [snapshot.classes[label].name for label in scores.argmax(1).tolist()]
     return float(np.mean([name == photo.class_name for name, photo in zip(names, asked, strict=True)]))
 

@@ -119,7 +119,7 @@ class Recognizer:
         snapshot, rows = self.filled(), []
         for some in portions(map(Item, _as_list(photos)), TOGETHER):
             encoding, _ = self.encode([self.read(item) for item in some])
-            rows.append(self.calibration.shares(self._scores(encoding, snapshot), snapshot.photos_of).numpy())
+            rows.append(self.calibration.shares(self.scores(encoding, snapshot), snapshot.photos_of).numpy())
         return np.concatenate(rows) if rows else np.empty((0, len(snapshot.classes)))
 
     def score(self, photos: Sequence[PhotoSource], names: Sequence[str]) -> float:
@@ -248,7 +248,7 @@ class Recognizer:
         self, read: Sequence[tuple[Given, Box | None]], encoding: Encoding, looks: Sequence[Look], snapshot: Snapshot
     ) -> list[Answer]:
         """Answers for photos that have been encoded."""
-        scores, fitted = self._scores(encoding, snapshot), self.calibration
+        scores, fitted = self.scores(encoding, snapshot), self.calibration
         shares, knowns = fitted.shares(scores, snapshot.photos_of), fitted.knowns(scores, snapshot.photos_of)
         return [
             self._one_answer(given, seen, scores[row], shares[row], float(knowns[row]), snapshot)
@@ -350,7 +350,7 @@ class Recognizer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _scores(self, encoding: Encoding, snapshot: Snapshot) -> Tensor:
+    def scores(self, encoding: Encoding, snapshot: Snapshot) -> Tensor:
         """[Q, N], comparable between classes of few and of many photos."""
         return self.calibration.corrected(self._ready(snapshot).scores(encoding), snapshot.photos_of)
 
