@@ -12,7 +12,7 @@ import re
 import threading
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -65,12 +65,17 @@ class Square(NamedTuple):
 
     def to_photo(self, x: float, y: float) -> tuple[float, float]:
         """From pixels of the square to pixels of the photo; the centre of the top left pixel is (0, 0) in both."""
-        size = len(self.pixels)
-        return (x + 0.5) * self.width / size + self.left - 0.5, (y + 0.5) * self.height / size + self.top - 0.5
+        return to_photo(x, y, self[1:], len(self.pixels))
 
     def from_photo(self, points: np.ndarray) -> np.ndarray:
         """The other way round, for points [..., 2]."""
         return to_pixels(points, np.array(self[1:]), len(self.pixels))
+
+
+def to_photo(x: float, y: float, region: Sequence[float], size: int) -> tuple[float, float]:
+    """From pixels of the size×size square that shows a region (left, top, width, height) of a photo to its own."""
+    left, top, width, height = region
+    return (x + 0.5) * width / size + left - 0.5, (y + 0.5) * height / size + top - 0.5
 
 
 def to_pixels(points: np.ndarray, region: np.ndarray, size: int) -> np.ndarray:

@@ -1,11 +1,12 @@
 """Why a photo was recognised as what it was: the ledgers of its likeliest classes, in the photos' own pixels."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from parseshot.data.photo import open_photo, shown_region
+from parseshot.data.photo import open_photo, shown_region, to_photo
 from parseshot.methods.base import Encoding
 from parseshot.recognition.answer import Answer, Candidate
 from parseshot.recognition.explain import FoundPart, find_parts
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from parseshot.recognition.recognizer import Item, Recognizer
 
 CLASSES = 3  # of the likeliest, of which there is a ledger
+Place = tuple[float, float]  # (x, y)
+Move = Callable[[Place], Place]  # from pixels of what the model sees to pixels of the photo
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def explain_photo(recognizer: "Recognizer", item: "Item") -> Explained:
     size, model = recognizer.loaded.config.image_size, recognizer.loaded
     ids = {one.id: label for label, one in enumerate(snapshot.classes)}
 
-    def to_photo(place: tuple[float, float]) -> tuple[float, float]:
+    def move(place: Place) -> Place:
         return seen.square.to_photo(*place)
 
     classes = []
@@ -100,9 +103,9 @@ def explain_photo(recognizer: "Recognizer", item: "Item") -> Explained:
         named = [row.matched for row in ledger.rows if row.matched is not None]
         order = sorted(set(named), key=lambda row: (-named.count(row), row))
         examples = tuple(_example(recognizer, snapshot, known, int(rows[row]), support, row, size) for row in order)
-        moved = tuple(_moved(row, to_photo, order, examples, size) for row in ledger.rows)
+        moved = tuple(_moved(row, move, order, examples, size) for row in ledger.rows)
         classes.append(ClassLedger(candidate, replace(ledger, rows=moved), examples))
-    parts = tuple(_part_in_photo(part, to_photo) for part in find_parts(model, encoding, 0))
+    parts = tuple(_part_in_photo(part, move) for part in find_parts(model, encoding, 0))
     return Explained(answer, given.image, parts, tuple(classes))
 
 
@@ -121,28 +124,24 @@ def _example(
     return Example(photo, image, tuple(_part_in_photo(part, _mapping(photo, size)) for part in found))
 
 
-def _mapping(photo: EnrolledPhoto, size: int) -> Any:
-    left, top, width, height = shown_region((photo.width, photo.height), photo.box)
-
-    def to_photo(place: tuple[float, float]) -> tuple[float, float]:
-        return (place[0] + 0.5) * width / size + left - 0.5, (place[1] + 0.5) * height / size + top - 0.5
-
-    return to_photo
+def _mapping(photo: EnrolledPhoto, size: int) -> Move:
+    region = shown_region((photo.width, photo.height), photo.box)
+    return lambda place: to_photo(*place, region, size)
 
 
-def _part_in_photo(part: FoundPart, to_photo: Any) -> FoundPart:
-    x, y = to_photo((part.x, part.y))
-    scales = tuple((side, *to_photo((across, down)), entropy) for side, across, down, entropy in part.by_scale)
+def _part_in_photo(part: FoundPart, move: Move) -> FoundPart:
+    x, y = move((part.x, part.y))
+    scales = tuple((side, *move((across, down)), entropy) for side, across, down, entropy in part.by_scale)
     return replace(part, x=x, y=y, by_scale=scales)
 
 
-def _moved(row: LedgerRow, to_photo: Any, order: list[int], examples: tuple[Example, ...], size: int) -> LedgerRow:
+def _moved(row: LedgerRow, move: Move, order: list[int], examples: tuple[Example, ...], size: int) -> LedgerRow:
     """The row with places in the photos' pixels, and the example that it names."""
     if row.matched is None or row.place is None or row.matched_place is None:
         return row
     at = order.index(row.matched)
     where = _mapping(examples[at].photo, size)(row.matched_place)
-    return replace(row, matched=at, place=to_photo(row.place), matched_place=where)
+    return replace(row, matched=at, place=move(row.place), matched_place=where)
 
 
 def _part_json(number: int, part: FoundPart) -> dict[str, Any]:
