@@ -42,7 +42,7 @@ from parseshot.recognition.recognizer import ONE_CLASS, Recognizer
 from parseshot.recognition.records import EnrolledPhoto
 from parseshot.recognition.snapshot import Snapshot
 
-SURE = 0.9  # probability from which another class is named
+SURE, SURE_RAW = 0.99, 0.9  # probability from which another class is named, by a calibrated model and by another
 BLUR = 0.25  # steepness below which edges are blurred: a Gaussian of 1.6 pixels of what the model sees …
 OUTLYING = 3.0  # … if it also is so many deviations below the median of the gallery
 ANYWHERE = 0.5  # entropy of a location that is spread over as many cells as a whole row has
@@ -214,7 +214,8 @@ def _mislabelled(case: _Case) -> Iterator[Finding]:
     best, taken = others.max(1)
     own, other = (case.probabilities.gather(1, which[:, None])[:, 0] for which in (labels, taken))
     sure = other / (own + other)  # NaN where there is no other class
-    rows = (_has_rest(case.scores, labels) & best.isfinite() & (sure >= SURE)).nonzero()[:, 0].tolist()
+    enough = SURE if "calibration" in case.model.provenance else SURE_RAW
+    rows = (_has_rest(case.scores, labels) & best.isfinite() & (sure >= enough)).nonzero()[:, 0].tolist()
     parts = _parts_nearer(case, rows, taken)
     for row, (nearer, of) in zip(rows, parts, strict=True):
         if of and 2 * nearer <= of:
