@@ -5,9 +5,11 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from parseshot.engine.model import Model, shipped_models
+from parseshot.engine.statistics import Interval
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLD = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
@@ -56,3 +58,17 @@ def test_what_is_off_is_named(checker: ModuleType) -> None:
     assert "accuracy is" in checker.check(row, (right[0] + 0.03, right[1]), TEXT)[0]
     assert "interval_95 is" in checker.check(row, (right[0], right[1] - 0.03), TEXT)[0]
     assert "does not print" in checker.check({**row, "accuracy": right[0] + 0.01}, right, TEXT)[0]
+
+
+def test_the_printed_table_of_methods_is_that_of_its_rows() -> None:
+    """docs/tables holds the accuracy of every episode; what docs/results.md prints is their mean and interval."""
+    rows = sorted((ROOT / "docs" / "tables" / "methods-cub" / "rows").glob("*.json"))
+    assert rows
+    printed = TEXT.splitlines()
+    for file in rows:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        with np.load(file.with_suffix(".npz")) as kept:
+            cells = [f"{100 * one.mean:.2f} ± {100 * one.half_width:.2f}" for one in map(Interval.of, kept.values())]
+            assert {len(kept[shots]) for shots in kept.files} == {10_000}
+        weights = f"{told['told']['trained_weights']:,}"
+        assert any(line.startswith(f"| {told['name']} | {' | '.join(cells)} |") and weights in line for line in printed)
