@@ -36,6 +36,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/parse_head.py
 	$(BIN)/python benchmarks/heads.py
 	$(BIN)/python benchmarks/gallery.py
+	$(BIN)/python benchmarks/stress.py
 ifneq ($(DATA),)
 	$(BIN)/python benchmarks/prepare.py --source $(DATA)/CUB_200_2011.tgz
 	$(BIN)/parseshot data prepare cub --source $(DATA)/CUB_200_2011.tgz --out build/cub
@@ -46,6 +47,10 @@ ifneq ($(DATA),)
 	$(BIN)/parseshot data prepare cub --source $(DATA)/CUB_200_2011.tgz --size 224 --out build/cub-224
 	$(BIN)/python benchmarks/features.py --data build/cub-224
 	$(BIN)/python benchmarks/first_answer.py --source $(DATA)/stanford_cars.tgz
+	$(BIN)/python benchmarks/recognise.py --source $(DATA)/stanford_cars.tgz
+	$(BIN)/python benchmarks/whole_photos.py --photos $(DATA)/cub_raw_val.tgz --crops $(DATA)/CUB_200_2011.tgz --cars $(DATA)/stanford_cars.tgz
+	$(BIN)/python benchmarks/deletion.py --data build/cub-224
+	$(BIN)/python benchmarks/doctor.py --source $(DATA)/CUB_200_2011.tgz
 endif
 
 results-check: $(READY)

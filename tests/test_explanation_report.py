@@ -93,7 +93,7 @@ def check_sums(explained: Explained, page: str) -> None:
     tables = re.findall(r'<table class="ledger">.*?</table>', page, re.DOTALL)
     assert len(tables) == min(2, len(explained.classes))
     for table, one in zip(tables, explained.classes, strict=False):
-        rows, (geometry,), (total,) = cells(table, "adds"), cells(table, "other geometry"), cells(table, "total")
+        rows, (geometry,), (total,) = cells(table, "adds"), cells(table, "other of-geometry"), cells(table, "total")
         assert len(rows) + 1 == len(one.ledger.rows)
         assert sum(rows) + geometry == total == sum(cells(table, "part-sum")) + geometry
         assert float(total) == pytest.approx(one.ledger.distance, abs=5.1e-5)
