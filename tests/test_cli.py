@@ -135,6 +135,13 @@ def test_enroll_predict_explain_and_remove(photos: Path) -> None:
     assert Matcher.load(photos / "birds.npz").names.tolist() == ["owl", "tit", "wren"]
     assert run("remove", gallery, "owl").stdout == f"4 photos removed; {gallery} is at version 2\n"
     assert run("remove", gallery, "--undo").stdout == f"took back version 2; {gallery} is at version 3\n"
+    assert run("remove", gallery, "--purge").stdout == f"{gallery} holds nothing that was removed\n"
+    assert run("remove", gallery, "owl", "--purge").stdout == (
+        f"4 photos removed; {gallery} is at version 4\n4 photos deleted for good; {gallery} is at version 5\n"
+    )
+    result = run("remove", gallery, "--undo")
+    assert result.returncode == 3
+    assert "nothing to undo since version 5, with which all that had been removed was purged" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -151,6 +158,8 @@ def test_enroll_predict_explain_and_remove(photos: Path) -> None:
         (["export", "default"], 2, "say where to"),
         (["export", "default", "--npz", "a.npz"], 2, "say where to"),
         (["remove", "g", "owl", "--undo"], 2, "or --undo"),
+        (["remove", "g", "--undo", "--purge"], 2, "or --undo, or --purge"),
+        (["remove", "g", "--purge"], 3, "g"),
     ],
 )
 def test_what_cannot_be_done_with_a_gallery(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
@@ -217,8 +226,18 @@ def test_prepare_train_evaluate_and_measure(tmp_path: Path) -> None:
     assert "1+1+2+2+3 shots" in page.read_text(encoding="utf-8")
     assert run(*pair, "--report", page).returncode == 0
     assert "Paired differences" in page.read_text(encoding="utf-8")
-    scores = json.loads(run("part-quality", tmp_path / "run/last", "--data", tmp_path / "birds", "--json").stdout)
-    assert sum(score["name"].startswith("floor") for score in scores["scores"]) == 4
+    quality = ["part-quality", tmp_path / "run/last", "--data", tmp_path / "birds"]
+    told = run(*quality, "--stability-images", "3", "--out", tmp_path / "quality", "--json")
+    assert told.returncode == 0, told.stderr
+    scores = json.loads(told.stdout)
+    assert json.loads((tmp_path / "quality/part_quality.json").read_text(encoding="utf-8")) == scores
+    assert (tmp_path / "quality/part_quality.png").stat().st_size > 10_000
+    floors = {score["name"] for score in scores["scores"] if score["name"].startswith("floor")}
+    assert {"floor: box centre", "floor: random cell", "floor: energy argmax", "floor: 2×2 grid"} <= floors
+    assert scores["stability_images"] == 3
+    refused = run(*quality, "--split", "official")
+    assert refused.returncode == 3
+    assert "use the split novel" in refused.stderr
     again = run("train", "birds-dop", "--data", tmp_path / "birds", "--out", tmp_path / "run", *quick)
     assert again.returncode == 3
     assert "not empty" in again.stderr

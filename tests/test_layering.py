@@ -28,6 +28,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         "export",
         "watch",
     ),  # one room: these may import each other
+    ("inside",),
     ("demo",),
     ("serve",),
     ("cli",),

@@ -1,6 +1,8 @@
 """What the README prints runs as printed, and library and command line say the same."""
 
+import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,16 +17,36 @@ README = Path(__file__).parents[1] / "README.md"
 NAMES = ("owl", "wren", "tit")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """photos/CLASS/*.jpg of three drawn species, and query.jpg of the second."""
+@pytest.fixture(params=["drawn birds", "novel cars"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """photos/CLASS/*.jpg of some classes, and query.jpg of one of them."""
+    (tmp_path / "photos").mkdir()
+    (draw_birds if request.param == "drawn birds" else take_cars)(tmp_path)
+    return tmp_path
+
+
+def draw_birds(folder: Path) -> None:
     images, labels, *_ = draw_many(make_species(9, seed=911)[::3], 4, seed=4, size=160)
     for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
-        place = tmp_path / "photos" / NAMES[label]
-        place.mkdir(parents=True, exist_ok=True)
-        file = tmp_path / "query.jpg" if number == 7 else place / f"{number}.jpg"
+        place = folder / "photos" / NAMES[label]
+        place.mkdir(exist_ok=True)
+        file = folder / "query.jpg" if number == 7 else place / f"{number}.jpg"
         Image.fromarray(pixels).save(file, quality=95)
-    return tmp_path
+
+
+def take_cars(folder: Path) -> None:
+    """Five photos of each of five models of cars that no training has seen, and one more of the first."""
+    archive = Path(os.environ.get("PARSESHOT_DATA") or "nowhere") / "stanford_cars.tgz"
+    if not archive.is_file():
+        pytest.skip("no stanford_cars.tgz in PARSESHOT_DATA")
+    spec = importlib.util.spec_from_file_location("first_answer", README.parent / "benchmarks" / "first_answer.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.take_photos(archive, folder / "photos", 5, 1) == 30
+    for place in sorted((folder / "photos").iterdir(), reverse=True):
+        sorted(place.iterdir())[-1].rename(folder / "query.jpg")  # the first class's is what stays
 
 
 def test_the_readmes_lines_of_python_and_its_three_commands(folder: Path) -> None:

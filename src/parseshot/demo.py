@@ -18,6 +18,7 @@ from parseshot.data.synthetic import Species, draw_many, make_species
 from parseshot.engine.model import Model, shipped_models, to_tensor
 from parseshot.errors import DataError
 from parseshot.figures import draw_parts
+from parseshot.recognition.batch import photo_files
 from parseshot.recognition.explain import accuracy, explain, find_parts
 from parseshot.report import Report, ReportQuery, write_report
 
@@ -100,17 +101,20 @@ def unseen_species(model: Model, seed: int) -> list[Species]:
 def parse_files(
     model: Model, files: Sequence[Path], out: Path | str, *, progress: Progress | None = None
 ) -> list[dict[str, Any]]:
-    """Parse pictures; write a drawing of each and parts.json. A file that cannot be read is an error row."""
-    out = Path(out)
+    """Parse pictures, and those in folders; write a drawing of each and parts.json.
+
+    A file that cannot be read is an error row.
+    """
+    out, listed = Path(out), list(photo_files(map(Path, files)))
     out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    for number, file in enumerate(files):
+    for number, file in enumerate(listed):
         try:
-            rows.append(_parse_file(model, Path(file), out, number))
+            rows.append(_parse_file(model, file, out, number))
         except DataError as error:
             rows.append({"image": printable(str(file)), "error": str(error), "code": error.code})
         if progress:
-            progress(number + 1, len(files))
+            progress(number + 1, len(listed))
     document = {"schema_version": 1, "model": model.config.model_dump(mode="json"), "images": rows}
     (out / "parts.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return rows

@@ -9,6 +9,9 @@ import pytest
 
 from parseshot.data.packed import Pack
 from parseshot.engine import reproduce as module
+from parseshot.engine.evaluation import evaluate
+from parseshot.engine.model import Model
+from parseshot.engine.protocol import Protocol
 from parseshot.engine.reproduce import beyond, markdown, reproduce
 from parseshot.engine.tables import RATES, Row, Table, tables
 from parseshot.errors import ModelError, Stopped, UsageError
@@ -101,6 +104,27 @@ def test_a_slow_evaluation_goes_on_where_it_was_stopped(
     again = reproduce("three", three, tmp_path / "parts", overrides=LESS, episodes=25, only=["second"])
     assert asked == [0, 10, 20, 20]
     assert again["rows"][0]["shots"] == whole["rows"][0]["shots"]
+
+
+def test_val_classes_beside_the_novel_ones_and_how_sure_locations_are(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Table("Two splits", ROWS[:2], ("novel", "val"))
+    monkeypatch.setattr(module, "tables", lambda: {"three": both})
+    result = reproduce("three", three, tmp_path, overrides=LESS, episodes=6)
+    first, second = result["rows"]
+    assert list(first["shots"]) == ["1", "5", "val 1", "val 5"]
+    (run,) = tmp_path.glob("first-*")
+    model = Model.from_pretrained(run / "best")
+    found = evaluate(model, Pack(three), Protocol(split="val", episodes=6, queries=result["protocol"]["queries"]))
+    assert first["shots"]["val 5"]["accuracy"] == round(100 * found.outcomes[1].interval.mean, 2)
+    novel = np.concatenate(list(Pack(three).by_class("novel").values()))
+    assert first["entropy"] == pytest.approx(float(model.encode(Pack(three).load(novel))["entropy"].mean()), abs=1e-4)
+    assert second["entropy"] is None
+    head, _, *lines = markdown(result).splitlines()
+    assert "| val 5-shot |" in head
+    assert f"| {first['entropy']:.2f} |" in lines[0]
+    assert head.count("|") == lines[0].count("|") == lines[1].count("|")
 
 
 def test_the_best_learning_rate_on_val_is_kept(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,27 @@ def test_looking_less_often_changes_nothing_else(birds: Pack, tmp_path: Path) ->
         assert shared | {"seconds": 0} == seldom | {"seconds": 0}
 
 
+@pytest.mark.parametrize("method", ["dop", "protonet"])
+def test_blank_cells_are_for_training_only_and_the_same_each_time(
+    birds: Pack, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    config = SHORT.model_copy(update={"blank_cells": 0.4})
+    episode = draw(birds.by_class("base"), config, 7)
+    encode, seen = Model.from_features, []
+    monkeypatch.setattr(Model, "from_features", lambda model, maps: (seen.append(maps), encode(model, maps))[1])
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = Model(SMALL.model_copy(update={"method": method}))
+        train_step(model, torch.optim.Adam(model.parameters()), birds, episode, config, 7)
+    blank = (seen[0] == 0).all(1)  # [B, G, G]
+    assert torch.equal(blank, (seen[1] == 0).all(1))
+    shares = blank.double().mean((1, 2))
+    assert float(shares.mean()) == pytest.approx(0.4, abs=0.06)
+    assert len(shares.unique()) > 3  # each image has cells of its own
+    model.encode(birds.load(episode.query))
+    assert not bool((seen[2] == 0).all(1).any())
+
+
 def test_the_learning_rate_steps(birds: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = []
 

@@ -130,18 +130,3 @@ def test_the_printed_formulas_have_neither() -> None:
     for option in ({"part_channels": 4}, {"cells": 4}):
         with pytest.raises(UsageError, match=f"{next(iter(option))}: needs normalised"):
             build_method("dop-paper", 8, 5, option)
-
-
-def test_blank_cells_are_for_training_only() -> None:
-    method, features = (
-        build_method("dop-span", 8, 5, {"cell_dropout": 0.5, "part_channels": 4}),
-        drawn(2, 8, 5, 5).float(),
-    )
-    plain = build_method("dop-span", 8, 5, {"part_channels": 4})
-    plain.load_state_dict(method.state_dict())
-    method.eval()
-    assert torch.equal(method.encode(features)["z"], plain.eval().encode(features)["z"])
-    torch.manual_seed(0)
-    shown = torch.rand(2, 1, 5, 5) >= 0.5
-    torch.manual_seed(0)
-    torch.testing.assert_close(method.train().encode(features)["z"], plain.encode(features * shown)["z"])

@@ -107,6 +107,31 @@ def enroll_and_die(where: Path | str, statement: int) -> None:
     gallery.add([new_photo(2, "wren"), new_photo(3, "crow")], MODEL)
 
 
+def purge_and_die(where: Path | str, statement: int) -> None:
+    """Killed before a statement of the purge, the first being 1; if it has that many."""
+    torch.set_num_threads(1)
+    gallery = Gallery.open(where)
+    numbers = itertools.count(1)
+
+    def die(*_: object) -> None:
+        if next(numbers) == statement:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    event.listen(gallery._storage._engine, "before_cursor_execute", die)
+    gallery.purge()
+
+
+def purge_for(seconds: float, gallery: Gallery) -> list[tuple[int, str, Any]]:
+    """Again and again, at least until there was something to purge, and which version each became."""
+    log: list[tuple[int, str, Any]] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or not log:
+        made = gallery.purge()
+        if made is not None:
+            log.append((made.number, "purge", None))
+    return log
+
+
 def enroll_with_limit(where: Path | str, limit: int, answer: Connection) -> None:
     """Under a limit on the size of files, as a quota would be."""
     torch.set_num_threads(1)
@@ -178,6 +203,8 @@ def replay(log: list[tuple[int, str, Any]]) -> list[dict[int, str]]:
         elif action == "class":
             assert what in before.values()
             states.append({number: name for number, name in before.items() if name != what})
+        elif action == "purge":
+            states.append(before)
         else:
             states.append(states[what - 1])
     return states

@@ -1,5 +1,6 @@
 """A prepared data set: one directory of memory-mapped arrays and an index, written whole or not at all."""
 
+import csv
 import functools
 import hashlib
 import json
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parseshot.data.names import printable
+from parseshot.data.names import csv_cell, printable
 from parseshot.data.split import SPLITS
 from parseshot.data.staging import staging
 from parseshot.errors import DataError
@@ -109,6 +110,14 @@ class Pack:
     def record(self) -> dict[str, Any]:
         """What a checkpoint or a result says about its data."""
         return {"name": self.name, "fingerprint": self.fingerprint, "size": self.size, "split": self.split}
+
+    def write_table(self, file: Path) -> None:
+        """All images as CSV: number, path, label, split."""
+        with file.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(("number", "path", "label", "split"))
+            for number, (name, label) in enumerate(zip(self.files, self.labels.tolist(), strict=True)):
+                writer.writerow((number, csv_cell(name), csv_cell(self.classes[label]), self.splits[label]))
 
 
 def write_pack(

@@ -100,20 +100,21 @@ def evaluate(
     open_set: bool = False,
     first: int = 0,
     memory: int | None = None,
+    encoded: Encoded | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Accuracy over episodes for each number of shots, and what else the same logits say.
 
     calibrate: fit a temperature on the val classes. open_set: add queries of five further classes to every episode.
     first: number of the first episode, to go on where an evaluation of fewer has ended.
-    memory: bytes of encodings above which they are kept on disk.
+    memory: bytes of encodings above which they are kept on disk. encoded: those of the split, where they are at hand.
     """
     refuse_seen_classes(model, pack, protocol.split)
     members = pack.by_class(protocol.split)
     for shots in protocol.shots:  # fail before the work, not after
         counts = protocol.of_each_class(shots)
         check_episode(members, way=protocol.way, shots=counts, queries=protocol.queries, names=pack.classes)
-    encoded = encode_split(model, pack, protocol.split, memory=memory, progress=progress)
+    encoded = encoded or encode_split(model, pack, protocol.split, memory=memory, progress=progress)
     numbers = sorted(encoded.rows)
     found = Evaluation(
         protocol,

@@ -16,7 +16,7 @@ import torch
 from parseshot.data.episodes import draw_episodes
 from parseshot.data.packed import Pack
 from parseshot.data.staging import replace_file
-from parseshot.engine.encoding import Encoded
+from parseshot.engine.encoding import Encoded, encode_split
 from parseshot.engine.evaluation import evaluate, score
 from parseshot.engine.features import FeaturePack, Progress
 from parseshot.engine.model import Model
@@ -27,6 +27,7 @@ from parseshot.engine.statistics import Interval
 from parseshot.engine.tables import LADDER, Row, Table, tables
 from parseshot.engine.training import EpisodeStage, cached_for
 from parseshot.errors import ModelError, ParseshotError, Stopped, UsageError
+from parseshot.parts.parsing import entropy
 
 SCHEMA_VERSION = 1
 EPISODES = 10_000
@@ -41,7 +42,7 @@ class Done:
     """A row, finished or under way."""
 
     name: str
-    accuracies: dict[str, np.ndarray]  # shots → [E]
+    accuracies: dict[str, np.ndarray]  # shots → [E]; those of another split than novel are "val 1", "val 5"
     told: dict[str, Any]
 
     @property
@@ -86,7 +87,8 @@ def reproduce(
     recipes = {row.name: _recipe(row, pack.name, overrides) for row in rows}
     fewest = min(len(images) for images in pack.by_class("novel").values())
     protocol = Protocol(episodes=episodes, queries=max(1, min(15, fewest - 5)))
-    keys = {row.name: _key(recipes[row.name], row.rates, pack, protocol) for row in rows}
+    asked = [protocol.model_copy(update={"split": split}) for split in table.splits]
+    keys = {row.name: _key(recipes[row.name], row.rates, pack, asked) for row in rows}
     left = [row for row in rows if not look and not _finished(out, row.name, keys[row.name], episodes)]
     features = {row.name: _features(recipes[row.name], pack, data, place, progress) for row in left}
     failed: dict[str, str] = {}
@@ -95,14 +97,14 @@ def reproduce(
         for number, row in enumerate(left):
             if progress:
                 progress(number, len(left), f"{row.name}: measuring a few steps")
-            hours += _estimate(row, recipes[row.name], features[row.name], protocol, place, failed)
+            hours += _estimate(row, recipes[row.name], features[row.name], asked, place, failed)
         say(f"{len(left)} of {len(rows)} rows to do, about {hours / 3600:.1f} hours")
     for row in left:
         if row.name in failed:
             continue
         started = time.perf_counter()
         try:
-            done = _do(row, recipes[row.name], keys[row.name], features[row.name], protocol, out, place, progress)
+            done = _do(row, recipes[row.name], keys[row.name], features[row.name], asked, out, place, progress)
         except Stopped:
             raise
         except ParseshotError as error:
@@ -154,7 +156,10 @@ def markdown(result: dict[str, Any]) -> str:
     """The table for reading."""
     shots = list(result["rows"][0]["shots"]) if result["rows"] else []
     head = ["row", *(f"{number}-shot" for number in shots), *(f"to the first, {number}-shot" for number in shots)]
-    lines = [[*head, "trained weights", "rate", "training", "evaluation"], ["---"] * (len(head) + 4)]
+    more = ["trained weights", "rate", "training, CPU", "evaluation, CPU"]
+    entropies = any(row.get("entropy") is not None for row in result["rows"])
+    head += (["entropy of ν"] if entropies else []) + more
+    lines = [head, ["---"] * len(head)]
     for row in result["rows"]:
         values = [row["shots"][number] for number in shots]
         part = "" if row["episodes"] == result["protocol"]["episodes"] else f" ({row['episodes']:,} episodes)"
@@ -168,14 +173,18 @@ def markdown(result: dict[str, Any]) -> str:
                     else f"{value['difference']:+.2f} ± {value['difference_interval_95']:.2f}"
                     for value in values
                 ),
+                *([_number(row.get("entropy"))] if entropies else []),
                 f"{row['trained_weights']:,}",
                 f"{row['lr']:g}",
-                f"{row['training_seconds']:.0f} s",
-                f"{row['evaluation_seconds']:.0f} s",
+                *(_number(row[f"{what}_cpu_seconds"], " s", digits=0) for what in ("training", "evaluation")),
             ]
         )
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return text + "".join(f"\n\n{name} failed: {why}" for name, why in result["failed"].items()) + "\n"
+
+
+def _number(value: float | None, unit: str = "", *, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def _recipe(row: Row, data: str, overrides: Sequence[str]) -> Recipe:
@@ -185,8 +194,9 @@ def _recipe(row: Row, data: str, overrides: Sequence[str]) -> Recipe:
     return load_recipe(name, [*row.overrides, *overrides])
 
 
-def _key(recipe: Recipe, rates: tuple[float, ...], pack: Pack, protocol: Protocol) -> str:
-    return _digest(recipe, pack, str(list(rates)), protocol.model_dump_json(exclude={"episodes"}))
+def _key(recipe: Recipe, rates: tuple[float, ...], pack: Pack, asked: Sequence[Protocol]) -> str:
+    protocols = [protocol.model_dump_json(exclude={"episodes"}) for protocol in asked]
+    return _digest(recipe, pack, str(list(rates)), *protocols)
 
 
 def _digest(recipe: Recipe, pack: Pack, *more: str) -> str:
@@ -201,7 +211,7 @@ def _features(recipe: Recipe, pack: Pack, data: Path, device: torch.device, prog
 
 
 def _estimate(
-    row: Row, recipe: Recipe, pack: Pack, protocol: Protocol, device: torch.device, failed: dict[str, str]
+    row: Row, recipe: Recipe, pack: Pack, asked: Sequence[Protocol], device: torch.device, failed: dict[str, str]
 ) -> float:
     """Seconds of training and evaluation, from a few steps and episodes of a model that is thrown away."""
     try:
@@ -216,7 +226,7 @@ def _estimate(
             stage.step(optimiser, step)
         training = (time.perf_counter() - started) / steps * recipe.training.episodes
         training *= max(1, len(row.rates))
-        return training + _scoring(model, pack, protocol, drawn)
+        return training + len(asked) * _scoring(model, pack, asked[0], drawn)
     except ParseshotError as error:
         failed[row.name] = str(error)
         return 0.0
@@ -251,7 +261,7 @@ def _do(
     recipe: Recipe,
     key: str,
     pack: Pack,
-    protocol: Protocol,
+    asked: Sequence[Protocol],
     out: Path,
     device: torch.device,
     progress: Progress | None,
@@ -267,17 +277,20 @@ def _do(
     done = _read(out, row.name, key)
     if done:  # with episodes of one model, go on with that one
         row = replace(row, rates=(done.told["lr"],))
+    protocol = asked[0]
     model, by_rate = _trained(row, recipe, pack, protocol, out, device, report)
+    encoded = {each.split: encode_split(model, pack, each.split) for each in asked}  # once for all blocks
     done = done or Done(
         row.name,
-        {str(shots): np.empty(0) for shots in protocol.shots},
+        {_column(each.split, shots): np.empty(0) for each in asked for shots in each.shots},
         {
             "lr": model.provenance["training"]["lr"],
             "val_accuracy": model.provenance["val_accuracy"],
             "val_accuracy_by_lr": by_rate,
-            "training_seconds": model.provenance["seconds"],
-            "evaluation_seconds": 0.0,
+            "training_cpu_seconds": model.provenance["cpu_seconds"],
+            "evaluation_cpu_seconds": 0.0,
             "threads": torch.get_num_threads(),
+            "entropy": _entropy(encoded[protocol.split]),
             "trained_weights": sum(
                 weight.numel() for part in (model.projection, model.method) for weight in part.parameters()
             ),
@@ -285,17 +298,28 @@ def _do(
         },
     )
     while done.episodes < protocol.episodes:  # in blocks, each kept: what is slow goes on where it was stopped
-        first, started = done.episodes, time.perf_counter()
-        block = protocol.model_copy(update={"episodes": min(BLOCK, protocol.episodes - first)})
-        for outcome in evaluate(model, pack, block, first=first, progress=of_block).outcomes:
-            name = str(outcome.shots)
-            done.accuracies[name] = np.concatenate((done.accuracies[name], outcome.episodes))
-        seconds = done.told["evaluation_seconds"] + time.perf_counter() - started
-        done.told["evaluation_seconds"] = round(seconds, 1)
+        first, started = done.episodes, time.process_time()
+        for each in asked:
+            block = each.model_copy(update={"episodes": min(BLOCK, protocol.episodes - first)})
+            held = encoded[each.split]
+            for outcome in evaluate(model, pack, block, first=first, encoded=held, progress=of_block).outcomes:
+                name = _column(each.split, outcome.shots)
+                done.accuracies[name] = np.concatenate((done.accuracies[name], outcome.episodes))
+        seconds = done.told["evaluation_cpu_seconds"] + time.process_time() - started
+        done.told["evaluation_cpu_seconds"] = round(seconds, 1)
         _write(out, done, key)
         if progress:
             progress(done.episodes, protocol.episodes, f"{row.name}: episodes")
     return done
+
+
+def _column(split: str, shots: object) -> str:
+    return str(shots) if split == "novel" else f"{split} {shots}"
+
+
+def _entropy(encoded: Encoded) -> float | None:
+    """Mean normalised entropy of ν over the images of a split, where a method has parts."""
+    return round(float(entropy(encoded.encoding["nu"]).mean()), 4) if "nu" in encoded.encoding else None
 
 
 def _trained(
@@ -317,7 +341,7 @@ def _trained(
         try:
             told = start_run(recipe.model, pack, training, run, report, resume=resume, device=device)
             found[rate] = Model.from_pretrained(run / "best").to(device)
-            found[rate].provenance["seconds"] = told["seconds"]  # of the whole training, not up to the best
+            found[rate].provenance["cpu_seconds"] = told["cpu_seconds"]  # of the whole training, not up to the best
             if len(row.rates) > 1:
                 by_rate[rate] = _val_accuracy(found[rate], pack, protocol)
         except ModelError as error:

@@ -121,6 +121,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.begun = time.perf_counter() - self.reached.seconds
+        self.begun_cpu = time.process_time() - self.reached.cpu_seconds
 
     def through(self, stage: Stage, saved: Saved | None) -> None:
         """All steps of a stage that are left."""
@@ -138,6 +139,7 @@ class _Run:
                 follow(optimiser, self.config.average, reached.step)
             asked = self.team.any(self.stop.asked)
             reached.step, reached.seconds = reached.step + 1, time.perf_counter() - self.begun
+            reached.cpu_seconds = time.process_time() - self.begun_cpu
             figures |= {"step": reached.step, "seconds": round(reached.seconds, 3)}
             last = reached.step == stage.steps
             if stage.name == EpisodeStage.name and (last or reached.step % self.config.validate_every == 0):
@@ -160,7 +162,7 @@ class _Run:
         model, reached, first = self.model, self.reached, self.team.first
         mine = validation_accuracy(model, self.pack, self.config.validation_episodes).mean if first else 0.0
         val = self.team.from_first(mine)
-        model.provenance = provenance(self.pack, self.config, reached.step, val, reached.seconds)
+        model.provenance = provenance(self.pack, self.config, reached.step, val, reached.seconds, reached.cpu_seconds)
         if reached.best is None or val > reached.best:
             reached.best = val
             if first:

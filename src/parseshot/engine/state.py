@@ -32,7 +32,8 @@ class Reached:
     stage: str = "episodes"
     step: int = 0  # steps of the stage done
     best: float | None = None  # val accuracy of the weights in best/
-    seconds: float = 0.0
+    seconds: float = 0.0  # on the clock
+    cpu_seconds: float = 0.0  # of all threads, which neither pauses nor other work on the machine lengthen
 
 
 def save_state(

@@ -18,6 +18,8 @@ COMMON = (
     "training.validate_every=100",
 )
 WITHOUT = {"dop-span"}  # brings projections of its own
+LONGER = ("training.episodes=300", "training.decay_every=150", "training.blank_cells=0.2")  # as dop-span's recipe
+LEADERS = ("dop-span", "dop", "deepemd", "frn", "srm", "bi-frn", "saml", "dn4")  # the best of the table of methods
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Table:
 
     title: str
     rows: tuple[Row, ...]
+    splits: tuple[str, ...] = ("novel",)  # whose classes the rows are evaluated on
 
 
 def _common(method: str) -> tuple[str, ...]:
@@ -52,10 +55,46 @@ def _methods() -> Iterator[Row]:
             yield Row(f"{name}, pooled", row.recipe, (*row.overrides, "model.method_options.pooled=true"), RATES)
 
 
-def _dop(name: str, **options: object) -> Row:
+def _dop(name: str, *overrides: str, **options: object) -> Row:
     """A row of the default's recipe with options of DOP."""
-    chosen = (f"model.method_options.{key}={json.dumps(value)}" for key, value in options.items())
-    return Row(name, "efficientnet-dop", (*COMMON, *chosen))
+    return Row(name, "efficientnet-dop", (*COMMON, *_options(options), *overrides))
+
+
+def _options(options: dict[str, object]) -> Iterator[str]:
+    return (f"model.method_options.{key}={json.dumps(value)}" for key, value in options.items())
+
+
+def _span(name: str, *overrides: str, **options: object) -> Row:
+    """A row of the recipe of `dop-span` with something changed."""
+    watched = ("training.watch_every=20", "training.validate_every=150")
+    return Row(name, "efficientnet-dop-span", (*watched, *_options(options), *overrides))
+
+
+def _tries() -> Iterator[Row]:
+    """What makes parts earn their place: `dop-span`, and one thing changed in each row."""
+    yield _span("dop-span")
+    yield _span("another seed", "training.seed=1")
+    yield _span("K = 1", parts=1)
+    yield _span("K = 1, as many weights and cells", parts=1, part_channels=896, cells=48)
+    yield _span("K = 2, as many weights and cells", parts=2, part_channels=448, cells=24)
+    yield _span("K = 8, as many weights and cells", parts=8, part_channels=112, cells=6)
+    yield _span("ν uniform", location="uniform")
+    yield _span("ν by energy", location="energy")
+    yield _span("η = 0.1", eta=0.1)
+    yield _span("η = 3", eta=3.0)
+    yield _span("ν starts at entropy 0.8", start_entropy=0.8)
+    yield _span("one projection for all parts", "model.projection=896", part_channels=0)
+    yield _span("no cells", cells=0)
+    yield _span("20 cells a part", cells=20)
+    yield _span("cells only count little (weight from 0.02)", cell_weight=0.02)
+    yield _span("distance to the class mean", span=False)
+    yield _span("no geometry", geometry=False)
+    yield _span("all parts weigh alike", reweight=False)
+    yield _span("scale 1 only", scales=[1])
+    yield _span("without all base classes", representatives=0.0)
+    yield _span("no blank cells", "training.blank_cells=0")
+    yield _span("weights not averaged", "training.average=0")
+    yield _span("200 episodes", "training.episodes=200", "training.decay_every=100")
 
 
 def tables() -> dict[str, Table]:
@@ -66,6 +105,38 @@ def tables() -> dict[str, Table]:
     )
     return {
         "methods": Table("Every method on the same frozen features", (*both, *_methods())),
+        "leaders": Table(
+            "The leaders, all trained as long as the recipe of dop-span and with blank cells",
+            (
+                Row(
+                    "dop-span, all base classes",
+                    "efficientnet-dop",
+                    (*_common("dop-span"), "model.method=dop-span", *LONGER),
+                    RATES,
+                ),
+                *(
+                    Row(name, "efficientnet-protonet", (*_common(name), f"model.method={name}", *LONGER), RATES)
+                    for name in LEADERS
+                ),
+            ),
+        ),
+        "tries": Table("Parts that earn their place: one thing changed in dop-span", tuple(_tries()), ("novel", "val")),
+        "presets": Table(
+            "Preset against preset",
+            (
+                _dop("lasso"),
+                Row("paper", "efficientnet-dop", (*COMMON, "model.method=dop-paper")),
+                Row("span", "efficientnet-dop", (*_common("dop-span"), "model.method=dop-span")),
+            ),
+        ),
+        "grid": Table(
+            "The grid, and what lies in it",
+            (
+                _dop("7×7, 1,280 channels"),
+                _dop("7×7, 320 channels", "model.backbone_options.level=stride32"),
+                _dop("14×14, 112 channels", "model.backbone_options.level=stride16"),
+            ),
+        ),
         "terms": Table(
             "Weights of parts and geometry (the paper's α and γ)",
             (

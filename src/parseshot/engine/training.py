@@ -62,6 +62,7 @@ class TrainingConfig(Schedule):
     pretraining: PretrainingConfig | None = None
     cached_views: int | None = Field(None, ge=0, le=64)  # train on a frozen backbone's maps: views beside the plain one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of the backbone; auto: bfloat16 where a GPU has it
+    blank_cells: float = Field(0.0, ge=0, lt=1)  # share of the cells of each feature map that are set to 0
     average: float = Field(0.0, ge=0, lt=1)  # what is validated and kept is a mean of weights that keeps this a step
     watch_every: int = Field(1, ge=1)  # steps between two looks at the accuracy, which cost a second pass of the head
     validate_every: int = Field(1_000, ge=1)
@@ -231,7 +232,10 @@ def train_step(
     """One episode: support and query images in one forward pass, Algorithm 2, one step of the optimiser."""
     model.train()
     numbers = np.concatenate((episode.support, episode.query))
-    encoding = team.gather(model.from_features(step_features(model, pack, numbers, config, step, team)))
+    features = step_features(model, pack, numbers, config, step, team)
+    if config.blank_cells:
+        features = features * (torch.rand_like(features[:, :1]) >= config.blank_cells)  # [B, C, G, G]
+    encoding = team.gather(model.from_features(features))
     support, query = encoding.take(slice(len(episode.support))), encoding.take(slice(len(episode.support), None))
     labels, targets = (
         torch.from_numpy(each).to(model.device) for each in (episode.support_labels, episode.query_labels)
@@ -284,7 +288,9 @@ def _descend(
     optimiser.step()
 
 
-def provenance(pack: Pack, config: TrainingConfig, step: int, val: float, seconds: float) -> dict[str, Any]:
+def provenance(
+    pack: Pack, config: TrainingConfig, step: int, val: float, seconds: float, cpu_seconds: float
+) -> dict[str, Any]:
     """How the weights came about: data, classes, settings, versions."""
     return {
         "data": pack.record() | pack.provenance,
@@ -293,6 +299,7 @@ def provenance(pack: Pack, config: TrainingConfig, step: int, val: float, second
         "episodes_seen": step,
         "val_accuracy": round(val, 6),
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
         "threads": torch.get_num_threads(),
         "versions": {"parseshot": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),

@@ -54,11 +54,10 @@ class DOPConfig(Config):
     location: Literal["templates", "energy", "uniform"] = "templates"
     span: bool = False  # a class is what its photos span, part by part, not their mean; not in the paper
     ridge: float = Field(0.1, gt=0)  # where the learned strength of that regression starts
-    part_channels: int | None = Field(None, ge=1)  # of each part's own projection of the features; not in the paper
+    part_channels: int = Field(0, ge=0)  # of a projection of its own for each part, 0: they share one; not in the paper
     cells: int = Field(0, ge=0)  # so many of a part's likeliest cells are compared one by one; not in the paper
     cell_weight: float = Field(0.2, gt=0)  # where the learned weight of that comparison starts …
     cell_ridge: float = Field(0.01, gt=0)  # … and the strength of its regression
-    cell_dropout: float = Field(0.0, ge=0, lt=1)  # share of an image's cells that are blank in training
     representatives: float = Field(0.0, ge=0)  # weight in training of telling all base classes apart, not in the paper
 
 
@@ -160,9 +159,6 @@ class DOP(Method):
 
     def encode(self, features: Tensor) -> Encoding:
         config = self.config
-        if self.training and config.cell_dropout:
-            shown = torch.rand_like(features[:, :1]) >= config.cell_dropout  # [B, 1, G, G]
-            features = features * shown
         shares = self.shares(features)
         found = self._parse(features, shares)
         if config.normalised:

@@ -13,7 +13,7 @@ from parseshot.data.source import Source, open_source
 from parseshot.data.staging import replace_file
 from parseshot.errors import DataError
 from parseshot.recognition.answer import SCHEMA_VERSION, Answer, Failure
-from parseshot.recognition.recognizer import Item
+from parseshot.recognition.looking import Item
 
 COLUMNS = (
     "photo", "answer", "probability", "second", "second_probability", "known", "rejected", "crop", "left", "top",
@@ -22,15 +22,20 @@ COLUMNS = (
 
 
 def photos_to_recognise(paths: Iterable[Path]) -> Iterator[Item]:
+    """`photo_files`, each as something to recognise."""
+    return (Item(path) for path in photo_files(paths))
+
+
+def photo_files(paths: Iterable[Path]) -> Iterator[Path]:
     """The files that are named, and the photos below the folders that are, in the order of their names."""
     for path in paths:
         if path.is_dir():
             listed = _photos_below(path)
             if not listed:
                 raise DataError(f"{printable(str(path))} holds no photos")
-            yield from (Item(path / name) for name in listed)
+            yield from (path / name for name in listed)
         else:
-            yield Item(path)
+            yield path
 
 
 def photos_to_enroll(folders: Iterable[Path], of_class: str | None = None) -> Iterator[tuple[str, Item]]:

@@ -15,7 +15,8 @@ from parseshot.recognition.records import EnrolledPhoto
 from parseshot.recognition.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from parseshot.recognition.recognizer import Item, Recognizer
+    from parseshot.recognition.looking import Item
+    from parseshot.recognition.recognizer import Recognizer
 
 CLASSES = 3  # of the likeliest, of which there is a ledger
 Place = tuple[float, float]  # (x, y)

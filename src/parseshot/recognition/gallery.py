@@ -1,7 +1,7 @@
 """Enrolled photos and their encodings, kept in versions: every change is one transaction and can be taken back.
 
-Nothing is overwritten. Enrolling, removing and undoing each make a new version. A reader sees one version whole, and
-brings what it holds up to a later one by reading only what came and went.
+Nothing is overwritten. Enrolling, removing and undoing each make a new version; what was removed stays until it is
+purged. A reader sees one version whole, and brings what it holds up to a later one by reading only what came and went.
 """
 
 import io
@@ -19,6 +19,7 @@ from parseshot.data.names import class_name, printable
 from parseshot.errors import DataError, ModelError, UsageError
 from parseshot.methods.base import Encoding
 from parseshot.recognition.layout import Layout
+from parseshot.recognition.purging import count_removed, delete_removed, read_purged
 from parseshot.recognition.records import (
     EnrolledPhoto,
     NewPhoto,
@@ -52,10 +53,11 @@ from parseshot.recognition.tables import (
     photos,
     pictures,
     read_meta,
+    table_names,
     versions,
 )
 
-CREATE, ENROLL, REMOVE, UNDO, ENCODE_AGAIN = "create", "enroll", "remove", "undo", "encode again"
+CREATE, ENROLL, REMOVE, UNDO, ENCODE_AGAIN, PURGE = "create", "enroll", "remove", "undo", "encode again", "purge"
 MAX_KEY = 200  # characters
 PICTURES = 32  # that are read at once
 JPEG_SIDE = 65_500  # pixels that a JPEG may be long
@@ -130,8 +132,14 @@ class Gallery:
         """The stored picture of a photo that is, or was, in the gallery."""
         with self._storage.reading() as connection:
             row = connection.execute(select(pictures).where(pictures.c.photo == photo)).one_or_none()
+            purged = read_purged(connection)
         if row is None:
-            raise DataError(f"{self.name} has no photo {photo}")
+            gone = (
+                f" any more: it was purged, at version {purged.version} at the latest"
+                if 0 < photo <= purged.photo
+                else ""
+            )
+            raise DataError(f"{self.name} has no photo {photo}{gone}")
         check_bytes(row, "picture", self.name)
         return bytes(row.data)
 
@@ -153,6 +161,8 @@ class Gallery:
         """All photos of the newest version, or of an earlier one, with their encodings."""
         with self._storage.reading() as connection:
             asked = newest(connection) if version is None else self._known(connection, version)
+            if asked < (purged := read_purged(connection).version):
+                raise DataError(f"{self.name} cannot show version {asked}: all before version {purged} was purged")
             return read_snapshot(connection, asked, at(asked), self._told(connection), self.name)
 
     def changes(self, since: int) -> Changes:
@@ -160,6 +170,8 @@ class Gallery:
         with self._storage.reading() as connection:
             now = newest(connection)
             gone, came = at(self._known(connection, since)), at(now)
+            if since < read_purged(connection).version:
+                return Changes(since, None, read_snapshot(connection, now, came, self._told(connection), self.name))
             again = select(versions.c.number).where(versions.c.action == ENCODE_AGAIN, versions.c.number > since)
             if connection.execute(again.limit(1)).first() is None:
                 gone = and_(members.c.until > since, _is_member_at(since), ~_is_member_at(now))
@@ -221,18 +233,35 @@ class Gallery:
     def undo(self, *, key: str | None = None) -> Version:
         """A new version with the photos from before the last change that is not undone yet; again, and it goes on back.
 
-        An undoing is itself never undone. Encodings that were replaced stay replaced.
+        An undoing is itself never undone. Encodings that were replaced stay replaced. What was purged is not there.
         """
         with self._storage.writing() as connection:
             if (done := _done_before(connection, key)) is not None:
                 return done
-            change = last_change(connection)
+            purged = read_purged(connection).version
+            change = last_change(connection, purged)
             if change is None:
-                raise DataError(f"{self.name}: there is nothing to undo")
+                since = f" since version {purged}, with which all that had been removed was purged" if purged else ""
+                raise DataError(f"{self.name}: there is nothing to undo{since}")
             detail = {"undoes": change.number, "action": change.action}
             version = add_version(connection, UNDO, detail, key, undoes=change.number)
             bring_back(connection, change.number - 1, version.number)
             return version
+
+    def purge(self) -> Version | None:
+        """Delete for good what is stored of photos that are in no class now; what is in one stays as it is.
+
+        No version before this one can be read or undone any more. None: there was nothing to delete. Either way the
+        database gives back the room that nothing needs, and with it what deleted rows have left there; a purge that
+        was cut short after its version was made is completed by another one.
+        """
+        version = None
+        with self._storage.writing(erase=True) as connection:
+            if count := count_removed(connection):
+                version = add_version(connection, PURGE, {"photos": count})
+                delete_removed(connection, version.number)
+        self._storage.shrink(table_names())
+        return version
 
     def replace_encodings(self, fingerprint: str, encoded: Iterable[tuple[int, Encoding]]) -> Version:
         """Let the gallery belong to another model, which has encoded every photo of `pictures`; all or nothing.

@@ -25,6 +25,14 @@ OUTSIDE = 0.1  # share of the energy that lies beyond each edge of the object â€
 MARGIN = 0.1  # â€¦ which is shown with this much of its width and height around it
 
 
+class Item(NamedTuple):
+    """A photo to enroll or to recognise."""
+
+    source: PhotoSource
+    name: str = ""  # what to call it; its path where it has one
+    box: Box | None = None  # left, top, right, bottom in its pixels, where the object is known to be
+
+
 class Given(NamedTuple):
     """A photo that was read."""
 

@@ -1,51 +1,37 @@
-"""The recogniser: photos of each class in, answers out. A model, a gallery, and what is prepared of it for queries.
+"""The recogniser: photos of each class in, answers out.
 
 recognizer = Recognizer(gallery="birds.gallery")
 recognizer.add_class("Song Sparrow", ["a.jpg", "b.jpg"])
 recognizer.predict(["c.jpg"])
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from parseshot.config import read_config
 from parseshot.data.names import class_name
 from parseshot.data.photo import open_photo
-from parseshot.engine.model import Model
 from parseshot.errors import DataError, PhotoError, UsageError
 from parseshot.methods.base import Encoding
 from parseshot.recognition.answer import Answer, Candidate, Failure, Twin
-from parseshot.recognition.calibration import Calibration
 from parseshot.recognition.enrolment import Named, find_twins, new_photos
 from parseshot.recognition.explained import Explained, explain_photo
 from parseshot.recognition.gallery import Gallery
-from parseshot.recognition.looking import Given, Look, PhotoSource, encode_looks, inside, look, read_photo
-from parseshot.recognition.prepared import PreparedGallery
+from parseshot.recognition.held import Held
+from parseshot.recognition.looking import Given, Item, Look, PhotoSource, encode_looks, look
 from parseshot.recognition.records import Box, NewPhoto, Version, portions
+from parseshot.recognition.side_by_side import side_by_side
 from parseshot.recognition.snapshot import Snapshot
 
 Progress = Callable[[int, int], None]  # (done, total)
 
-TOGETHER = 64  # photos that are read, encoded and scored at once
+TOGETHER = 32  # photos that are read, encoded and scored at once
 CANDIDATES = 5  # classes that an answer names
-PRETRAINED = ("efficientnet", "timm:")  # backbones whose features are strong where an object is
 ONE_CLASS = "one class is enrolled: a probability needs two"
 UNCALIBRATED = "this model has no calibration: probabilities are raw, and nothing is ever none of these"
-
-
-class Item(NamedTuple):
-    """A photo to enroll or to recognise."""
-
-    source: PhotoSource
-    name: str = ""  # what to call it; its path where it has one
-    box: Box | None = None  # left, top, right, bottom in its pixels, where the object is known to be
 
 
 class Enrolled(NamedTuple):
@@ -56,7 +42,7 @@ class Enrolled(NamedTuple):
     twins: list[Twin]  # photos that look like one that is there already
 
 
-class Recognizer:
+class Recognizer(Held):
     """Recognises photos by those that are enrolled. It has scikit-learn's manners, and a gallery that lasts.
 
     model: a name that ships, or a directory. gallery: a file, a `postgresql://` URL, an open `Gallery`, or None for one
@@ -64,21 +50,11 @@ class Recognizer:
     does so for pretrained backbones. Nothing is loaded before it is needed. Threads may share one.
     """
 
-    def __init__(
-        self,
-        model: Model | Path | str = "default",
-        gallery: Gallery | Path | str | None = None,
-        *,
-        find: bool | None = None,
-    ) -> None:
-        self.model, self.gallery, self.find = model, gallery, find
-        self._lock = threading.RLock()
-        self._model: Model | None = None
-        self._fingerprint = ""
-        self._gallery: Gallery | None = None
-        self._folder: TemporaryDirectory[str] | None = None
-        self._snapshot: Snapshot | None = None
-        self._prepared: PreparedGallery | None = None
+    def __enter__(self) -> "Recognizer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # scikit-learn's manners
 
@@ -116,10 +92,13 @@ class Recognizer:
 
     def predict_proba(self, photos: Sequence[PhotoSource] | PhotoSource) -> np.ndarray:
         """Probabilities [n, N] in the order of `classes_`, if each photo is of one of these classes."""
-        snapshot, rows = self.filled(), []
-        for some in portions(map(Item, _as_list(photos)), TOGETHER):
-            encoding, _ = self.encode([self.read(item) for item in some])
-            rows.append(self.calibration.shares(self.scores(encoding, snapshot), snapshot.photos_of).numpy())
+        snapshot = self.filled()
+
+        def shares(items: Sequence[Item]) -> np.ndarray:
+            encoding, _ = self.encode([self.read(item) for item in items])
+            return self.calibration.shares(self.scores(encoding, snapshot), snapshot.photos_of).numpy()
+
+        rows = list(side_by_side(shares, portions(map(Item, _as_list(photos)), TOGETHER)))
         return np.concatenate(rows) if rows else np.empty((0, len(snapshot.classes)))
 
     def score(self, photos: Sequence[PhotoSource], names: Sequence[str]) -> float:
@@ -163,17 +142,9 @@ class Recognizer:
         """
         new: list[NewPhoto] = []
         failures: list[Failure] = []
-        for some in portions(items, TOGETHER):
-            usable = []
-            for name, item in some:
-                try:
-                    usable.append(Named(class_name(name, item.name or "the photo"), *self.read(item)))
-                except DataError as error:
-                    if strict:
-                        raise
-                    failures.append(Failure.of(item.source, item.name, error))
-            if usable:
-                new += new_photos(self.loaded, usable, find=self.finds)
+        for good, bad in side_by_side(lambda some: self._made(some, strict=strict), portions(items, TOGETHER)):
+            new += good
+            failures += bad
             if progress:
                 progress(len(new) + len(failures), len(items))
         if not new and strict:
@@ -182,6 +153,19 @@ class Recognizer:
             return Enrolled(None, failures, [])
         twins = find_twins(new, self.snapshot(), self.opened.picture)
         return Enrolled(self.opened.add(new, self.fingerprint, key=key), failures, twins)
+
+    def _made(self, some: Sequence[tuple[str, Item]], *, strict: bool) -> tuple[list[NewPhoto], list[Failure]]:
+        """What is to be stored of photos, and those that cannot be used."""
+        usable: list[Named] = []
+        failures: list[Failure] = []
+        for name, item in some:
+            try:
+                usable.append(Named(class_name(name, item.name or "the photo"), *self.read(item)))
+            except DataError as error:
+                if strict:
+                    raise
+                failures.append(Failure.of(item.source, item.name, error))
+        return list(new_photos(self.loaded, usable, find=self.finds)) if usable else [], failures
 
     def encode_again(self, progress: Progress | None = None) -> Version:
         """Let the gallery belong to this model: its stored photos are encoded again, in the boxes they have."""
@@ -217,32 +201,22 @@ class Recognizer:
         return explain_photo(self, photo if isinstance(photo, Item) else Item(photo))
 
     def answers(self, photos: Iterable[PhotoSource | Item]) -> Iterator[Answer | Failure]:
-        """An answer or a failure for each photo, as they come, all from one version; photos are read ahead."""
+        """An answer or a failure for each photo, in their order, all from one version; groups go side by side."""
         snapshot = self.filled()
         items = (photo if isinstance(photo, Item) else Item(photo) for photo in photos)
-        groups = portions(items, TOGETHER)
-        with ThreadPoolExecutor(1) as reader:
-            waiting = reader.submit(self._read_some, groups)
-            while read := waiting.result():
-                waiting = reader.submit(self._read_some, groups)
-                yield from self._answer(read, snapshot)
+        for answers in side_by_side(lambda group: self._answer(group, snapshot), portions(items, TOGETHER)):
+            yield from answers
 
-    def _read_some(self, groups: Iterator[list[Item]]) -> "list[tuple[Given, Box | None] | Failure]":
-        found: list[tuple[Given, Box | None] | Failure] = []
-        for item in next(groups, []):
+    def _answer(self, items: Sequence[Item], snapshot: Snapshot) -> "list[Answer | Failure]":
+        read: list[tuple[Given, Box | None] | Failure] = []
+        for item in items:
             try:
-                found.append(self.read(item))
+                read.append(self.read(item))
             except DataError as error:
-                found.append(Failure.of(item.source, item.name, error))
-        return found
-
-    def _answer(
-        self, read: "list[tuple[Given, Box | None] | Failure]", snapshot: Snapshot
-    ) -> Iterator[Answer | Failure]:
+                read.append(Failure.of(item.source, item.name, error))
         usable = [one for one in read if not isinstance(one, Failure)]
         answers = iter(self.answer_encoded(usable, *self.encode(usable), snapshot) if usable else ())
-        for one in read:
-            yield one if isinstance(one, Failure) else next(answers)
+        return [one if isinstance(one, Failure) else next(answers) for one in read]
 
     def answer_encoded(
         self, read: Sequence[tuple[Given, Box | None]], encoding: Encoding, looks: Sequence[Look], snapshot: Snapshot
@@ -277,113 +251,6 @@ class Recognizer:
             snapshot.version,
             self.fingerprint,
         )
-
-    # what is loaded and prepared
-
-    @property
-    def loaded(self) -> Model:
-        """The model, loaded when first needed."""
-        with self._lock:
-            if self._model is None:
-                self._model = self.model if isinstance(self.model, Model) else Model.from_pretrained(self.model)
-                self._model.eval()
-                self._fingerprint = self._model.fingerprint()
-            return self._model
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the model."""
-        with self._lock:
-            self._model = self.loaded
-            return self._fingerprint
-
-    @property
-    def finds(self) -> bool:
-        """Whether the object is looked for in photos without a box."""
-        return self.loaded.config.backbone.startswith(PRETRAINED) if self.find is None else self.find
-
-    @property
-    def calibrated(self) -> bool:
-        return "calibration" in self.loaded.provenance
-
-    @property
-    def calibration(self) -> Calibration:
-        told = self.loaded.provenance.get("calibration")
-        return Calibration() if told is None else read_config(Calibration, told, source="the model's calibration")
-
-    @property
-    def opened(self) -> Gallery:
-        """The gallery, opened when first needed and made where there is none."""
-        with self._lock:
-            where = self.gallery
-            if self._gallery is None and isinstance(where, Gallery):
-                self._gallery = where
-            elif self._gallery is None:
-                if where is None:
-                    self._folder = TemporaryDirectory(prefix="parseshot-")
-                    where = Path(self._folder.name) / "gallery"
-                assert not isinstance(where, Gallery)
-                self._gallery = Gallery.open(where, create=True, fingerprint=self.fingerprint)
-            return self._gallery
-
-    def snapshot(self) -> Snapshot:
-        """The newest version of the gallery, read whole once and then by what changed."""
-        with self._lock:
-            if self._snapshot is None:
-                self._snapshot = self.opened.snapshot()
-            elif self.opened.version != self._snapshot.version:
-                self._snapshot = self._snapshot.after(self.opened.changes(self._snapshot.version))
-            return self._snapshot
-
-    def close(self) -> None:
-        """Close the gallery; a temporary one is gone. It is opened again when it is needed."""
-        with self._lock:
-            if self._gallery is not None and not isinstance(self.gallery, Gallery):
-                self._gallery.close()
-            if self._folder is not None:
-                self._folder.cleanup()
-            self._gallery = self._folder = self._snapshot = self._prepared = None
-
-    def __enter__(self) -> "Recognizer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def scores(self, encoding: Encoding, snapshot: Snapshot) -> Tensor:
-        """[Q, N], comparable between classes of few and of many photos."""
-        return self.calibration.corrected(self._ready(snapshot).scores(encoding), snapshot.photos_of)
-
-    def prepare(self) -> None:
-        """Make the newest version ready, so that the next answer does not wait for it."""
-        self._ready(self.filled())
-
-    def _ready(self, snapshot: Snapshot) -> PreparedGallery:
-        """The classes of a snapshot, prepared; those of the newest one are kept."""
-        with self._lock:
-            if self._prepared is None:
-                self._prepared = PreparedGallery(self.loaded.method)
-            found = self._prepared.of(snapshot)
-            if found.version > self._prepared.version:
-                self._prepared = found
-            return found
-
-    def filled(self) -> Snapshot:
-        """The newest version, which must hold photos."""
-        snapshot = self.snapshot()
-        if not snapshot.classes:
-            raise DataError(f"{self.opened.name} is empty: enroll photos of some classes first")
-        return snapshot
-
-    def read(self, item: Item) -> tuple[Given, Box | None]:
-        """A photo, and what of its box lies in it."""
-        given = read_photo(item.source, item.name)
-        return given, None if item.box is None else inside(item.box, given.image, given.source)
-
-    def encode(self, read: Sequence[tuple[Given, Box | None]]) -> tuple[Encoding, list[Look]]:
-        """Photos that were read, and what of them was looked at."""
-        looks = look(self.loaded, [given.image for given, _ in read], [box for _, box in read], find=self.finds)
-        return encode_looks(self.loaded, looks), looks
 
 
 def _as_list(photos: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from parseshot.data.names import printable
 from parseshot.errors import DataError
 from parseshot.methods.base import Encoding
 from parseshot.recognition.layout import Layout
+from parseshot.recognition.purging import read_purged
 from parseshot.recognition.snapshot import EnrolledClass, Snapshot, label
 from parseshot.recognition.tables import at, classes, encodings, members, photos, pictures, versions
 
@@ -75,7 +76,7 @@ class Version(NamedTuple):
 
     number: int
     at: str  # UTC, ISO 8601
-    action: str  # create, enroll, remove, undo or encode again
+    action: str  # create, enroll, remove, undo, encode again or purge
     detail: dict[str, Any]
 
 
@@ -91,7 +92,7 @@ def add_version(
     connection: Connection, action: str, detail: dict[str, Any], key: str | None = None, undoes: int | None = None
 ) -> Version:
     """To be written before what refers to it."""
-    number, told = _next(connection, versions.c.number, first=0), json.dumps(detail)
+    number, told = _next(connection, versions.c.number, -1), json.dumps(detail)
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     row = {"number": number, "at": now, "action": action, "detail": told, "key": key, "undoes": undoes}
     connection.execute(insert(versions), row)
@@ -175,7 +176,7 @@ def sort_out(
 ) -> tuple[list[tuple[NewPhoto, str]], list[tuple[str, int]]]:
     """The photos that are new, with their class; and the source of each that is there already, with its photo."""
     there = _find_files(connection, [photo.sha256 for photo in new])
-    next_id = _next(connection, photos.c.id)
+    next_id = _next_photo(connection)
     fresh: list[tuple[NewPhoto, str]] = []
     repeated = []
     for photo, name in zip(new, names, strict=True):
@@ -207,7 +208,7 @@ def add_photos(
 ) -> None:
     """Store photos that are not there, each in its class, from a version on."""
     numbers = _class_numbers(connection, dict.fromkeys(name for _, name in new))
-    rows = list(enumerate(new, start=_next(connection, photos.c.id)))
+    rows = list(enumerate(new, start=_next_photo(connection)))
     for some in portions(rows, ROWS):
         connection.execute(insert(photos), [_photo_row(number, photo) for number, (photo, _) in some])
         connection.execute(insert(pictures), [_bytes_row(number, photo.picture) for number, (photo, _) in some])
@@ -246,7 +247,8 @@ def _class_numbers(connection: Connection, names: Iterable[str]) -> dict[str, in
         asked = select(classes.c.name, classes.c.number).where(classes.c.name.in_(some))
         numbers |= {row.name: row.number for row in connection.execute(asked)}
     added = [name for name in names if name not in numbers]
-    for number, name in enumerate(added, start=_next(connection, classes.c.number)):
+    next_number = _next(connection, classes.c.number, read_purged(connection).class_number)
+    for number, name in enumerate(added, start=next_number):
         numbers[name] = number
         made = "".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH))
         connection.execute(insert(classes), {"number": number, "id": made, "name": name})
@@ -258,11 +260,12 @@ def end_members(connection: Connection, which: ColumnElement[bool], version: int
     connection.execute(update(members).where(members.c.until.is_(None), which).values(until=version))
 
 
-def last_change(connection: Connection) -> Version | None:
-    """The last version that brought or took photos, was not itself an undoing, and was not undone."""
+def last_change(connection: Connection, after: int) -> Version | None:
+    """The last version after one that brought or took photos, was not itself an undoing, and was not undone."""
     undone = select(versions.c.undoes).where(versions.c.undoes.is_not(None))
     changed = exists().where(or_(members.c.since == versions.c.number, members.c.until == versions.c.number))
     asked = select(versions).where(versions.c.undoes.is_(None), versions.c.number.not_in(undone), changed)
+    asked = asked.where(versions.c.number > after)
     row = connection.execute(asked.order_by(versions.c.number.desc()).limit(1)).one_or_none()
     return None if row is None else read_version(row)
 
@@ -278,8 +281,13 @@ def bring_back(connection: Connection, earlier: int, version: int) -> None:
     )
 
 
-def _next(connection: Connection, column: Column[int], first: int = 1) -> int:
-    return int(connection.execute(select(func.coalesce(func.max(column), first - 1))).scalar_one()) + 1
+def _next_photo(connection: Connection) -> int:
+    return _next(connection, photos.c.id, read_purged(connection).photo)
+
+
+def _next(connection: Connection, column: Column[int], given: int) -> int:
+    """The number after those that are there, and after those that were given before."""
+    return max(int(connection.execute(select(func.coalesce(func.max(column), given))).scalar_one()), given) + 1
 
 
 def _rows_of(layout: Layout) -> int:

@@ -44,6 +44,8 @@ class Snapshot:
         if changes.since != self.version:
             raise UsageError(f"changes since version {changes.since} do not follow version {self.version}")
         added = changes.added
+        if changes.removed is None:
+            return added
         keep = ~torch.isin(self.photos, changes.removed)  # [n]
         if not bool(keep.any()):
             return added
@@ -79,11 +81,11 @@ class Snapshot:
 class Changes:
     """What lies between two versions: photos that left, and the snapshot of those alone that came.
 
-    Where the photos were encoded again for another model in between, all left and all came.
+    Where the photos were encoded again for another model in between, all left and all came; so where some were purged.
     """
 
     since: int
-    removed: Tensor  # [r] ids of photos
+    removed: Tensor | None  # [r] ids of photos; None is all, where nobody knows any more which there were
     added: Snapshot  # its version is the later one
 
 

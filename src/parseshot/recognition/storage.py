@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,11 @@ class Storage:
         self.name, self.file, self._engine = name, file, engine
         self._inherited: list[Pool] = []
         if file is not None:
+            self._alone = engine
             self._reader = engine.execution_options(begin_with="BEGIN")
             self._writer = engine.execution_options(begin_with="BEGIN IMMEDIATE")
         else:
+            self._alone = engine.execution_options(isolation_level="AUTOCOMMIT")
             self._reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             self._writer = engine.execution_options(isolation_level="READ COMMITTED")  # sees what the last write left
         _watch_forks()
@@ -61,13 +63,41 @@ class Storage:
             yield connection
 
     @contextlib.contextmanager
-    def writing(self, needed: int = 0) -> Iterator[Connection]:
-        """All of the block or nothing of it. needed: the bytes it will take, to be said if they are not there."""
+    def writing(self, needed: int = 0, *, erase: bool = False) -> Iterator[Connection]:
+        """All of the block or nothing of it. needed: the bytes it will take, to be said if they are not there.
+
+        erase: SQLite overwrites what is deleted with zeros; `shrink` does the rest.
+        """
         with self._explained("saved", needed), self._writer.begin() as connection:
             if self.file is None:
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {1000 * WAIT:.0f}")
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK}, hashtext(current_schema()))")
+            elif erase:
+                connection.exec_driver_sql("PRAGMA secure_delete = ON")
             yield connection
+
+    def shrink(self, tables: Sequence[str]) -> None:
+        """Write the tables anew without the room, and the remains, of what was deleted. Others may read and write.
+
+        A file is then no larger than what is in it, and its log is empty, which waits for readers of an earlier state.
+        On a server readers wait for the table that is being written.
+        """
+        with self._explained("made smaller"), self._alone.connect() as connection:
+            if self.file is None:
+                connection.exec_driver_sql(f"SET lock_timeout = {1000 * WAIT:.0f}")
+                try:
+                    for table in tables:  # waits for those who may see what was deleted, holding no other table
+                        connection.exec_driver_sql(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE; COMMIT")
+                    connection.exec_driver_sql(f"VACUUM (FULL, ANALYZE) {', '.join(tables)}")
+                finally:
+                    connection.invalidate()  # not to be used again with this limit
+                return
+            connection.exec_driver_sql("VACUUM")
+            if connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()[0]:
+                raise DataError(
+                    f"{self.name}: what was deleted is shown to nobody any more, but it is still in the file: "
+                    f"somebody has been reading an earlier state for {WAIT:.0f} seconds; purge again"
+                )
 
     def keep_log(self) -> None:
         """Have SQLite write ahead into a log, so that readers need not wait; a copy made by VACUUM INTO does not."""

@@ -1,4 +1,4 @@
-"""The tables of a gallery. Photos and what belongs to them are never changed; members say which of them are in it.
+"""The tables of a gallery. Photos and what belongs to them are never changed, only purged; members say which are in it.
 
 A gallery at version v is the members with since ≤ v that have no end, or one after v. Pictures lie apart from what is
 known of them, so that going through all photos does not read megabytes.
@@ -35,7 +35,7 @@ _Number = BigInteger().with_variant(Integer, "sqlite")  # SQLite's own row numbe
 meta = Table(
     "meta",
     _tables,
-    Column("key", String, primary_key=True),  # kind, schema; fingerprint and layout since the first enrolment
+    Column("key", String, primary_key=True),  # kind, schema; fingerprint and layout since the first enrolment; purged
     Column("value", Text, nullable=False),
 )
 versions = Table(
@@ -101,6 +101,10 @@ def at(version: int, rows: FromClause = members) -> ColumnElement[bool]:
 def is_blank(connection: Connection) -> bool:
     """Whether no table has a name of ours; a database may hold others."""
     return set(_tables.tables).isdisjoint(inspect(connection).get_table_names())
+
+
+def table_names() -> list[str]:
+    return list(_tables.tables)
 
 
 def make_tables(connection: Connection) -> None:
