@@ -8,6 +8,7 @@ GPUs only. The only difference left is the order of sums in floating point.
 """
 
 import contextlib
+import importlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Team:
             return
         mine = not dist.is_initialized()
         if mine:
+            _import_what_keeps_groups()
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         try:
             yield Team(dist.get_rank(), size)
@@ -98,6 +100,16 @@ class Team:
 
 
 ALONE = Team()
+
+
+def _import_what_keeps_groups() -> None:
+    """To be called before there is a group, so that leaving it ends its threads.
+
+    The functions of this module have the group of all processes, at the moment of the import, as default arguments; an
+    optimiser's first step imports it. A group that is kept so outlives `destroy_process_group`: its threads then drop
+    tensors while Python ends, which now and then aborts the process after all its work is done.
+    """
+    importlib.import_module("torch.distributed.nn.functional")
 
 
 class _Gather(torch.autograd.Function):
