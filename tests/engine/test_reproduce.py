@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from parseshot.data.packed import Pack
+from parseshot.engine import rates
 from parseshot.engine import reproduce as module
 from parseshot.engine.evaluation import evaluate
 from parseshot.engine.model import Model
+from parseshot.engine.paired_table import markdown
 from parseshot.engine.protocol import Protocol
-from parseshot.engine.reproduce import beyond, markdown, reproduce
+from parseshot.engine.rates import beyond
+from parseshot.engine.reproduce import reproduce
+from parseshot.engine.rows import slug
 from parseshot.engine.tables import RATES, Row, Table, tables
 from parseshot.errors import ModelError, Stopped, UsageError
 from parseshot.methods import build_method
@@ -135,7 +139,7 @@ def test_the_best_learning_rate_on_val_is_kept(three: Path, tmp_path: Path, monk
     assert list(by_rate)[:2] == ["0.001", "1e-05"]
     assert "1e+30" not in by_rate
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_val_accuracy", None)  # a row that is extended has its rate
+        patch.setattr(rates, "_val_accuracy", None)  # a row that is extended has its rate
         (longer,) = reproduce("three", three, tmp_path, overrides=LESS, episodes=8)["rows"]
     assert (longer["lr"], longer["val_accuracy_by_lr"]) == (row["lr"], by_rate)
     assert by_rate[f"{row['lr']:g}"] == max(by_rate.values())
@@ -159,7 +163,7 @@ def test_the_search_for_a_rate_does_not_end_at_its_edge(
 ) -> None:
     monkeypatch.setattr(module, "tables", lambda: {"three": Table("Rates", (Row("first", "dop", rates=RATES),))})
     monkeypatch.setattr(
-        module, "_val_accuracy", lambda model, *_: 1 / (1 + abs(np.log(model.provenance["training"]["lr"] / peak)))
+        rates, "_val_accuracy", lambda model, *_: 1 / (1 + abs(np.log(model.provenance["training"]["lr"] / peak)))
     )
     (row,) = reproduce("three", three, tmp_path, overrides=LESS, episodes=2)["rows"]
     assert list(row["val_accuracy_by_lr"]) == [f"{rate:g}" for rate in tried]
@@ -204,7 +208,7 @@ def test_every_method_has_a_row() -> None:
 @pytest.mark.parametrize("table", tables())
 def test_rows_are_recipes_that_can_be_built(table: str) -> None:
     rows = tables()[table].rows
-    assert len({module._slug(row.name) for row in rows}) == len(rows)  # each has a file of its own
+    assert len({slug(row.name) for row in rows}) == len(rows)  # each has a file of its own
     for row in rows:
         recipe = module._recipe(row, "cub", [])
         build_method(recipe.model.method, 8, 7, recipe.model.method_options, fine=8)

@@ -166,7 +166,7 @@ def reproduce(
 ) -> None:
     """Train and evaluate the rows of a table with the same images, features, episodes and budget; hours first."""
     from parseshot.engine.device import choose_device
-    from parseshot.engine.reproduce import markdown
+    from parseshot.engine.paired_table import markdown
     from parseshot.engine.reproduce import reproduce as run
 
     use_threads(threads)

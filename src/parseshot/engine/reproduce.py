@@ -1,12 +1,9 @@
 """Tables whose rows share images, classes, features, episodes and budget. A row is done once; what is there is kept."""
 
-import hashlib
-import io
 import json
 import time
-import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +17,20 @@ from parseshot.engine.encoding import Encoded, encode_split
 from parseshot.engine.evaluation import evaluate, score
 from parseshot.engine.features import FeaturePack, Progress
 from parseshot.engine.model import Model
+from parseshot.engine.paired_table import markdown, summary
 from parseshot.engine.protocol import Protocol
+from parseshot.engine.rates import train_row
 from parseshot.engine.recipe import Recipe, load_recipe, shipped_recipes
-from parseshot.engine.run import Report, start_run
-from parseshot.engine.statistics import Interval
-from parseshot.engine.tables import LADDER, Row, Table, tables
+from parseshot.engine.rows import Done, finished, read_row, row_key, write_row
+from parseshot.engine.tables import Row, tables
 from parseshot.engine.training import EpisodeStage, cached_for
-from parseshot.errors import ModelError, ParseshotError, Stopped, UsageError
+from parseshot.errors import ParseshotError, Stopped, UsageError
 from parseshot.parts.parsing import entropy
 
-SCHEMA_VERSION = 1
 EPISODES = 10_000
-CHOOSING = 500  # episodes of the val classes at each number of shots, to choose a learning rate
 BLOCK = 1_000  # episodes evaluated between two times that the row is saved
 MEASURED = (2, 16)  # steps and episodes that an estimate is made of
 Say = Callable[[str], None]
-
-
-@dataclass
-class Done:
-    """A row, finished or under way."""
-
-    name: str
-    accuracies: dict[str, np.ndarray]  # shots → [E]; those of another split than novel are "val 1", "val 5"
-    told: dict[str, Any]
-
-    @property
-    def episodes(self) -> int:
-        return min(len(found) for found in self.accuracies.values())
-
-    def first(self, episodes: int) -> "Done":
-        """The row over no more than these episodes."""
-        return Done(self.name, {shots: found[:episodes] for shots, found in self.accuracies.items()}, self.told)
 
 
 def reproduce(
@@ -88,8 +67,8 @@ def reproduce(
     fewest = min(len(images) for images in pack.by_class("novel").values())
     protocol = Protocol(episodes=episodes, queries=max(1, min(15, fewest - 5)))
     asked = [protocol.model_copy(update={"split": split}) for split in table.splits]
-    keys = {row.name: _key(recipes[row.name], row.rates, pack, asked) for row in rows}
-    left = [row for row in rows if not look and not _finished(out, row.name, keys[row.name], episodes)]
+    keys = {row.name: row_key(recipes[row.name], row.rates, pack, asked) for row in rows}
+    left = [row for row in rows if not look and not finished(out, row.name, keys[row.name], episodes)]
     features = {row.name: _features(recipes[row.name], pack, data, place, progress) for row in left}
     failed: dict[str, str] = {}
     if left:
@@ -113,7 +92,7 @@ def reproduce(
             continue
         shown = ", ".join(f"{100 * found.mean():.2f}" for found in done.accuracies.values())
         say(f"{row.name}: {shown} in {time.perf_counter() - started:.0f} s")
-    found = [kept for row in rows if (kept := _finished(out, row.name, keys[row.name], 2 if look else episodes))]
+    found = [kept for row in rows if (kept := finished(out, row.name, keys[row.name], 2 if look else episodes))]
     found = [done.first(episodes) for done in found]
     if look and not found:
         raise UsageError(f"{out} holds no row of the table {name} with these settings yet")
@@ -124,84 +103,11 @@ def reproduce(
     return result
 
 
-def summary(
-    table: Table, pack: Pack, protocol: Protocol, rows: Sequence[Done], failed: dict[str, str]
-) -> dict[str, Any]:
-    """Means, intervals and paired differences to the first row, over the episodes that both have."""
-    lines = []
-    for done in rows:
-        shots = {}
-        for number, each in done.accuracies.items():
-            first = rows[0].accuracies[number]
-            both = min(len(each), len(first))
-            mean, apart = Interval.of(each), Interval.of(each[:both] - first[:both])
-            shots[number] = {
-                "accuracy": round(100 * mean.mean, 2),
-                "interval_95": round(100 * mean.half_width, 2),
-                "difference": None if done is rows[0] else round(100 * apart.mean, 2),
-                "difference_interval_95": None if done is rows[0] else round(100 * apart.half_width, 2),
-            }
-        lines.append({"name": done.name, "episodes": done.episodes, "shots": shots, **done.told})
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "title": table.title,
-        "data": pack.record(),
-        "protocol": protocol.model_dump(mode="json"),
-        "rows": lines,
-        "failed": failed,
-    }
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The table for reading."""
-    shots = list(result["rows"][0]["shots"]) if result["rows"] else []
-    head = ["row", *(f"{number}-shot" for number in shots), *(f"to the first, {number}-shot" for number in shots)]
-    more = ["trained weights", "rate", "training, CPU", "evaluation, CPU"]
-    entropies = any(row.get("entropy") is not None for row in result["rows"])
-    head += (["entropy of ν"] if entropies else []) + more
-    lines = [head, ["---"] * len(head)]
-    for row in result["rows"]:
-        values = [row["shots"][number] for number in shots]
-        part = "" if row["episodes"] == result["protocol"]["episodes"] else f" ({row['episodes']:,} episodes)"
-        lines.append(
-            [
-                row["name"] + part,
-                *(f"{value['accuracy']:.2f} ± {value['interval_95']:.2f}" for value in values),
-                *(
-                    ""
-                    if value["difference"] is None
-                    else f"{value['difference']:+.2f} ± {value['difference_interval_95']:.2f}"
-                    for value in values
-                ),
-                *([_number(row.get("entropy"))] if entropies else []),
-                f"{row['trained_weights']:,}",
-                f"{row['lr']:g}",
-                *(_number(row[f"{what}_cpu_seconds"], " s", digits=0) for what in ("training", "evaluation")),
-            ]
-        )
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return text + "".join(f"\n\n{name} failed: {why}" for name, why in result["failed"].items()) + "\n"
-
-
-def _number(value: float | None, unit: str = "", *, digits: int = 2) -> str:
-    return "" if value is None else f"{value:.{digits}f}{unit}"
-
-
 def _recipe(row: Row, data: str, overrides: Sequence[str]) -> Recipe:
     name = f"{data}-{row.recipe}"
     if name not in shipped_recipes():
         raise UsageError(f"there is no recipe {name}: this table is for data prepared as cub or cars")
     return load_recipe(name, [*row.overrides, *overrides])
-
-
-def _key(recipe: Recipe, rates: tuple[float, ...], pack: Pack, asked: Sequence[Protocol]) -> str:
-    protocols = [protocol.model_dump_json(exclude={"episodes"}) for protocol in asked]
-    return _digest(recipe, pack, str(list(rates)), *protocols)
-
-
-def _digest(recipe: Recipe, pack: Pack, *more: str) -> str:
-    text = "".join((recipe.model_dump_json(exclude_defaults=True), pack.fingerprint, *more))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _features(recipe: Recipe, pack: Pack, data: Path, device: torch.device, progress: Progress | None) -> Pack:
@@ -274,11 +180,11 @@ def _do(
         if progress:
             progress(done, total, f"{row.name}: {what} of a block")
 
-    done = _read(out, row.name, key)
+    done = read_row(out, row.name, key)
     if done:  # with episodes of one model, go on with that one
         row = replace(row, rates=(done.told["lr"],))
     protocol = asked[0]
-    model, by_rate = _trained(row, recipe, pack, protocol, out, device, report)
+    model, by_rate = train_row(row, recipe, pack, protocol, out, device, report)
     encoded = {each.split: encode_split(model, pack, each.split) for each in asked}  # once for all blocks
     done = done or Done(
         row.name,
@@ -307,7 +213,7 @@ def _do(
                 done.accuracies[name] = np.concatenate((done.accuracies[name], outcome.episodes))
         seconds = done.told["evaluation_cpu_seconds"] + time.process_time() - started
         done.told["evaluation_cpu_seconds"] = round(seconds, 1)
-        _write(out, done, key)
+        write_row(out, done, key)
         if progress:
             progress(done.episodes, protocol.episodes, f"{row.name}: episodes")
     return done
@@ -320,90 +226,3 @@ def _column(split: str, shots: object) -> str:
 def _entropy(encoded: Encoded) -> float | None:
     """Mean normalised entropy of ν over the images of a split, where a method has parts."""
     return round(float(entropy(encoded.encoding["nu"]).mean()), 4) if "nu" in encoded.encoding else None
-
-
-def _trained(
-    row: Row, recipe: Recipe, pack: Pack, protocol: Protocol, out: Path, device: torch.device, report: Report
-) -> tuple[Model, dict[str, float]]:
-    """The row's model, and what chose its learning rate; a rate at which training breaks down is left out.
-
-    Of several rates, the best is never the smallest or largest that was tried, unless there are none beyond.
-    """
-    found: dict[float, Model] = {}
-    by_rate: dict[float, float] = {}
-    broken: ModelError | None = None
-    untried = list(row.rates or (recipe.training.lr,))
-    while untried:
-        rate = untried.pop(0)
-        run = out / f"{_slug(row.name)}-{_digest(recipe, pack)[:8]}-{rate:g}"  # other settings, another run
-        resume = (run / "metrics.jsonl").exists()
-        training = recipe.training.model_copy(update={"lr": rate})
-        try:
-            told = start_run(recipe.model, pack, training, run, report, resume=resume, device=device)
-            found[rate] = Model.from_pretrained(run / "best").to(device)
-            found[rate].provenance["cpu_seconds"] = told["cpu_seconds"]  # of the whole training, not up to the best
-            if len(row.rates) > 1:
-                by_rate[rate] = _val_accuracy(found[rate], pack, protocol)
-        except ModelError as error:
-            broken, by_rate[rate] = error, 0.0
-        if len(row.rates) > 1 and not untried:
-            untried = beyond(by_rate)
-    if not found:
-        assert broken is not None
-        raise broken
-    best = _best(by_rate) if by_rate else next(iter(found))
-    return found[best], {f"{rate:g}": by_rate[rate] for rate in found if rate in by_rate}
-
-
-def beyond(by_rate: dict[float, float]) -> list[float]:
-    """The next learning rate of the ladder where the best so far is the smallest or the largest of those tried."""
-    best = _best(by_rate)
-    lower = [rate for rate in LADDER if rate < best][:1] if best == min(by_rate) else []
-    higher = [rate for rate in LADDER if rate > best][-1:] if best == max(by_rate) else []
-    return lower + higher
-
-
-def _best(by_rate: dict[float, float]) -> float:
-    return max(by_rate, key=lambda rate: (by_rate[rate], -rate))  # of equals the smaller, which breaks down less
-
-
-def _val_accuracy(model: Model, pack: Pack, protocol: Protocol) -> float:
-    """Mean over the numbers of shots on the val classes, on the same episodes for every learning rate."""
-    asked = protocol.model_copy(update={"split": "val", "episodes": min(CHOOSING, protocol.episodes)})
-    means = [outcome.interval.mean for outcome in evaluate(model, pack, asked).outcomes]
-    return round(sum(means) / len(means), 4)
-
-
-def _slug(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "+-." else "-" for letter in name)
-
-
-def _write(out: Path, done: Done, key: str) -> None:
-    folder = out / "rows"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = io.BytesIO()
-    np.savez_compressed(file, **done.accuracies)  # type: ignore[arg-type]
-    replace_file(folder / f"{_slug(done.name)}.npz", file.getvalue())
-    told = {"schema_version": SCHEMA_VERSION, "key": key, "name": done.name, "told": done.told}
-    replace_file(folder / f"{_slug(done.name)}.json", (json.dumps(told, indent=1) + "\n").encode())
-
-
-def _finished(out: Path, name: str, key: str, episodes: int) -> Done | None:
-    """A row with at least that many episodes."""
-    done = _read(out, name, key)
-    return done if done and done.episodes >= episodes else None
-
-
-def _read(out: Path, name: str, key: str) -> Done | None:
-    """What there is of a row with just these settings."""
-    file = out / "rows" / f"{_slug(name)}.json"
-    try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        if told["key"] != key:
-            return None
-        with np.load(file.with_suffix(".npz")) as kept:
-            return Done(name, {shots: kept[shots] for shots in kept.files}, told["told"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{file} is damaged ({error}); remove it, the row is done again") from None
