@@ -56,6 +56,21 @@ def test_weights_that_are_not_finite_are_never_saved(saved: Path) -> None:
     Model.from_pretrained(saved)
 
 
+def test_half_the_size_for_a_rounding(saved: Path, tmp_path: Path) -> None:
+    model = Model.from_pretrained(saved)
+    model.save_pretrained(tmp_path / "half", half=True)
+    whole, half = ((folder / WEIGHTS).stat().st_size for folder in (saved, tmp_path / "half"))
+    assert 0.5 < half / whole < 0.6
+    again = Model.from_pretrained(tmp_path / "half").state_dict()
+    for name, weight in model.state_dict().items():
+        assert again[name].dtype == weight.dtype
+        assert torch.equal(again[name], weight.half().float() if weight.ndim > 1 else weight)
+    with torch.no_grad():
+        model.method.templates.maps[0][0, 0] = 1e5  # beyond float16
+    with pytest.raises(ModelError, match=r"templates\.maps\.0"):
+        model.save_pretrained(tmp_path / "half", half=True)
+
+
 def test_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"neither a directory nor one of .*birds-conv4"):
         Model.from_pretrained(tmp_path / "nothing")

@@ -26,11 +26,15 @@ def save(
     model: Mapping[str, Any],
     provenance: Mapping[str, Any],
     elsewhere: str | None = None,
+    *,
+    half: bool = False,
 ) -> None:
     """Write a checkpoint into a temporary neighbour, then put it in place of the old one.
 
-    elsewhere: which published weights belong to it and are not in it.
+    elsewhere: which published weights belong to it and are not in it. half: matrices and filters as float16.
     """
+    if half:
+        weights = {name: tensor.half() if _large(tensor) else tensor for name, tensor in weights.items()}
     bad = [name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if bad:
         raise ModelError(f"{path}: not saved, these weights are not finite: {', '.join(bad[:5])}")
@@ -70,7 +74,7 @@ def save_provenance(path: Path | str, provenance: Mapping[str, Any]) -> None:
 
 
 def load(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any], str | None]:
-    """Weights, model configuration, provenance and the weights found elsewhere of a checkpoint directory."""
+    """Weights (float16 as float32), model configuration, provenance and the weights found elsewhere of a checkpoint."""
     path = Path(path)
     config = _read_config(path)
     try:
@@ -79,7 +83,13 @@ def load(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any], dict[str,
         raise ModelError(f"{path} has no {WEIGHTS}") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path / WEIGHTS} is not a readable safetensors file: {error}") from None
+    weights = {name: tensor.float() if tensor.dtype == torch.float16 else tensor for name, tensor in weights.items()}
     return weights, config["model"], config.get("provenance") or {}, config.get("weights_elsewhere")
+
+
+def _large(tensor: Tensor) -> bool:
+    """Not a scale, a bias or a statistic, of which there are few and whose digits count."""
+    return tensor.dtype == torch.float32 and tensor.ndim > 1
 
 
 def _read_config(path: Path) -> dict[str, Any]:

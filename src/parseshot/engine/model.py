@@ -153,11 +153,14 @@ class Model(nn.Module):
         text = self.config.model_dump_json(exclude_defaults=True) + digest(self.state_dict())
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def save_pretrained(self, path: Path | str) -> None:
-        """Write config.json, model.safetensors and README.md (the card) into a directory, all or nothing."""
+    def save_pretrained(self, path: Path | str, *, half: bool = False) -> None:
+        """Write config.json, model.safetensors and README.md (the card) into a directory, all or nothing.
+
+        half: matrices and filters as float16, for half the size. Read again they are rounded: measure it then.
+        """
         own = self.own_state()
         elsewhere = self.backbone.source if len(own) < len(self.state_dict()) else None
-        checkpoint.save(path, own, self.config.model_dump(mode="json"), self.provenance, elsewhere)
+        checkpoint.save(path, own, self.config.model_dump(mode="json"), self.provenance, elsewhere, half=half)
 
     @classmethod
     def from_pretrained(cls, path: Path | str) -> "Model":
