@@ -60,6 +60,12 @@ def _dop(name: str, *overrides: str, **options: object) -> Row:
     return Row(name, "efficientnet-dop", (*COMMON, *_options(options), *overrides))
 
 
+def _leading(name: str, **options: object) -> Row:
+    """`dop-span` as long trained as the leaders, and told all base classes apart."""
+    more = (*_common("dop-span"), "model.method=dop-span", *_options(options), *LONGER)
+    return Row(name, "efficientnet-dop", more, RATES)
+
+
 def _options(options: dict[str, object]) -> Iterator[str]:
     return (f"model.method_options.{key}={json.dumps(value)}" for key, value in options.items())
 
@@ -78,6 +84,10 @@ def _tries() -> Iterator[Row]:
     yield _span("K = 1, as many weights and cells", parts=1, part_channels=896, cells=48)
     yield _span("K = 2, as many weights and cells", parts=2, part_channels=448, cells=24)
     yield _span("K = 8, as many weights and cells", parts=8, part_channels=112, cells=6)
+    yield _span("K = 8, as many cells", parts=8, cells=6)
+    yield _span("K = 8, no cells", parts=8, cells=0)
+    yield _span("no cells, K = 1, as many weights", parts=1, part_channels=896, cells=0)
+    yield _span("no cells, K = 8, as many weights", parts=8, part_channels=112, cells=0)
     yield _span("ν uniform", location="uniform")
     yield _span("ν by energy", location="energy")
     yield _span("η = 0.1", eta=0.1)
@@ -108,12 +118,8 @@ def tables() -> dict[str, Table]:
         "leaders": Table(
             "The leaders, all trained as long as the recipe of dop-span and with blank cells",
             (
-                Row(
-                    "dop-span, all base classes",
-                    "efficientnet-dop",
-                    (*_common("dop-span"), "model.method=dop-span", *LONGER),
-                    RATES,
-                ),
+                _leading("dop-span, 8 parts, all base classes", parts=8, cells=6),
+                _leading("dop-span, all base classes"),
                 *(
                     Row(name, "efficientnet-protonet", (*_common(name), f"model.method={name}", *LONGER), RATES)
                     for name in LEADERS
