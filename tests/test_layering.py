@@ -19,6 +19,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("recognition",),
     (
         "figures",
+        "figure_style",
         "report",
         "evaluation_report",
         "explanation_figure",

@@ -20,7 +20,9 @@ PART_COLOURS: tuple[str, ...] = (
 UNCERTAIN = 0.5  # entropy from which a part counts as not found for sure
 FAINT = 0.65  # opacity of the ring of such a part
 RING = 0.075  # radius of a ring, as a share of the shorter side of the picture
-CROP = 0.32  # side of the square shown of a part, likewise
+NUMBER = 0.5  # radius of the disc of a part's number, as a share of the ring's
+TURNS = (0, 45, -45, 90, -90, 135, -135, 180)  # degrees by which a number may leave its direction, the nearest first
+CROP = 0.32  # side of the square shown of a part, as a share of the shorter side of the picture
 DASHES = 9
 OVERSAMPLING = 4  # rings are painted this much larger, then reduced: smooth edges
 
@@ -55,6 +57,36 @@ def label_direction(part: int, parts: int, x: float, y: float) -> tuple[float, f
     return inwards(math.cos(angle), x), inwards(math.sin(angle), y)
 
 
+def label_directions(parts: Sequence[FoundPart], width: int, height: int) -> list[tuple[float, float]]:
+    """A unit vector for each part as `label_direction` has it, turned where its number would hide an earlier one.
+
+    >>> one, other = FoundPart(50.0, 50.0, 0.1, ()), FoundPart(60.6, 39.4, 0.1, ())  # both towards (55.3, 44.7)
+    >>> [(round(x, 1), round(y, 1)) for x, y in label_directions([one, other], 100, 100)]
+    [(0.7, -0.7), (-0.7, -0.7)]
+    """
+    radius = RING * min(width, height)
+    numbers: list[tuple[float, float]] = []  # where they are
+    found = []
+    for part, place in enumerate(parts):
+        wanted = label_direction(part, len(parts), place.x / width, place.y / height)
+        best, most = wanted, -math.inf
+        for turn in TURNS:
+            way = _turned(wanted, turn)
+            x, y = place.x + radius * way[0], place.y + radius * way[1]
+            inside = min(x, y, width - 1 - x, height - 1 - y) >= NUMBER * radius
+            free = min((math.hypot(x - a, y - b) / radius for a, b in numbers), default=math.inf)
+            if (inside or not turn) and (free := min(free, 2 * NUMBER)) > most:
+                best, most = way, free
+        numbers.append((place.x + radius * best[0], place.y + radius * best[1]))
+        found.append(best)
+    return found
+
+
+def _turned(way: tuple[float, float], degrees: float) -> tuple[float, float]:
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return way[0] * cosine - way[1] * sine, way[0] * sine + way[1] * cosine
+
+
 def draw_parts(image: np.ndarray, parts: Sequence[FoundPart], scale: int = 4) -> Image.Image:
     """The picture (uint8 [H, W, 3]), `scale` times larger, with a ring a part: dashed, faint if uncertain."""
     check_picture(image)
@@ -64,10 +96,10 @@ def draw_parts(image: np.ndarray, parts: Sequence[FoundPart], scale: int = 4) ->
     stamps = [_ring(number, radius, certain=part.entropy < UNCERTAIN) for number, part in enumerate(parts)]
     for stamp, part in zip(stamps, parts, strict=True):
         _put(figure, stamp, (part.x + 0.5) * scale, (part.y + 0.5) * scale)
-    for number, part in enumerate(parts):  # above all rings
-        across, down = label_direction(number, len(parts), part.x / width, part.y / height)
+    directions = label_directions(parts, width, height)
+    for number, (part, (across, down)) in enumerate(zip(parts, directions, strict=True)):  # above all rings
         x, y = (part.x + 0.5) * scale + radius * across, (part.y + 0.5) * scale + radius * down
-        _put(figure, _number(number, 0.5 * radius), x, y)
+        _put(figure, _number(number, NUMBER * radius), x, y)
     return figure
 
 
@@ -79,8 +111,8 @@ def svg_marks(parts: Sequence[FoundPart], width: int, height: int) -> list[dict[
     shorter = min(width, height)
     side = CROP * shorter
     marks = []
-    for number, part in enumerate(parts):
-        across, down = label_direction(number, len(parts), part.x / width, part.y / height)
+    directions = label_directions(parts, width, height)
+    for number, (part, (across, down)) in enumerate(zip(parts, directions, strict=True)):
         left, top = (min(max(at - side / 2, -0.5), end - side - 0.5) for at, end in ((part.x, width), (part.y, height)))
         marks.append(
             {

@@ -1,7 +1,10 @@
 """Each figure on made-up arrays: what is drawn holds the numbers it was given, and any class name is only a name."""
 
 import io
+import itertools
 import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -10,9 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from parseshot import figure_style as style
 from parseshot.errors import UsageError
-from parseshot.figures import part_colour
-from parseshot.inside import attention, confusions, expressions, photos, polygons, style, templates
+from parseshot.figures import RING, label_directions, part_colour
+from parseshot.inside import attention, confusions, expressions, photos, polygons, templates
 from parseshot.inside.gather import ShownPhoto
 from parseshot.parts.distance import part_weights
 from parseshot.recognition.explain import FoundPart
@@ -136,6 +140,25 @@ def test_rings_are_where_the_parts_are_and_dashed_where_they_are_unsure() -> Non
         assert axes.get_ylim() == (SIZE - 0.5, -0.5)  # downwards, as pixels go
 
 
+@pytest.mark.parametrize("at", [(0.5, 0.5), (0.07, 0.07), (0.93, 0.5), (0.5, 0.07), (0.93, 0.93)])
+def test_numbers_of_parts_in_one_place_or_side_by_side_can_be_read(at: tuple[float, float]) -> None:
+    radius = RING * SIZE
+    for apart in (0.0, 0.7, 1.4, 2.1):  # radii between two parts
+        for first, second in itertools.permutations(range(4), 2):
+            elsewhere = [FoundPart(SIZE / 2, SIZE * (0.3 + 0.15 * part), 0.1, ()) for part in range(4)]
+            x, y = (SIZE - 1) * at[0], (SIZE - 1) * at[1]
+            inwards = radius * apart * (1 if at[0] <= 0.5 else -1)
+            parts = [replace(one, x=0.25 * SIZE) for one in elsewhere]
+            parts[first], parts[second] = FoundPart(x, y, 0.1, ()), FoundPart(x + inwards, y, 0.1, ())
+            ways = label_directions(parts, SIZE, SIZE)
+            assert np.hypot(*np.array(ways).T) == pytest.approx(1)
+            (a, b), (c, d) = (
+                (parts[one].x + radius * ways[one][0], parts[one].y + radius * ways[one][1]) for one in (first, second)
+            )
+            assert np.hypot(a - c, b - d) >= 0.75 * radius, (apart, first, second)
+            assert all(0 <= end <= SIZE - 1 for end in (a, b, c, d))
+
+
 def test_heat_maps_are_nu_over_the_whole_photo_and_crosses_are_mu() -> None:
     maps = heat_maps()
     figure = photos.draw_heat_maps(maps)
@@ -238,6 +261,7 @@ def test_dots_are_the_weights_and_the_line_is_eq_7() -> None:
         for part, dots in enumerate(axes.collections):
             wanted = np.stack((made.entropy[:, scale, part], made.alpha[:, scale, :, part].mean(1)), -1)
             assert np.allclose(dots.get_offsets(), wanted)
+    assert all(axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > made.alpha.mean(2).max() for axes in figure.axes)
     entropy = np.linspace(0, 1, 7)
     query = np.tile(made.entropy[:, 1].mean(0), (7, 1, 1))  # [7, 1, K], all parts at their mean …
     query[:, 0, 2] = entropy  # … but one
@@ -306,6 +330,15 @@ def test_the_same_figure_is_the_same_bytes_and_settings_stay() -> None:
     second = style.to_bytes(attention.draw_scales(weighed()), "svg", "a")
     assert first == second
     assert dict(matplotlib.rcParams) == before
+
+
+def test_a_figure_is_written_as_drawing_and_as_picture(tmp_path: Path) -> None:
+    written = style.write_figure(attention.draw_scales(weighed()), tmp_path / "the.scales", "what one sees")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {
+        "the.scales.svg": written["svg"],
+        "the.scales.png": written["png"],
+    }
+    assert Image.open(io.BytesIO(written["png"])).text["Description"] == "what one sees"
 
 
 def test_drawings_keep_all_pixels_of_a_photo() -> None:

@@ -82,7 +82,20 @@ def test_dashed_rings_are_counted(seen: Seen) -> None:
     found = [seen.photo(row).parts for row in range(len(seen.labels))]
     shares = [np.mean([parts[k].entropy >= 0.5 for parts in found]) for k in range(len(found[0]))]
     assert gather.unsure_shares(seen) == pytest.approx(shares)
-    assert f"part 2 in {100 * shares[1]:.0f} %" in photos.parts_caption([], gather.unsure_shares(seen), "novel")
+    edge = gather.edge_shares(seen)
+    caption = photos.parts_caption([], gather.unsure_shares(seen), edge, seen.model.grid, "novel")
+    assert f"part 2 in {100 * shares[1]:.0f} %" in caption
+    assert f"part 2 in {100 * edge[1]:.0f} %" in caption
+
+
+def test_rings_at_the_edge_are_counted(seen: Seen) -> None:
+    last, counts = seen.model.grid - 1, np.zeros(seen.method.config.parts)
+    for nu, entropy in zip(seen.encoding["nu"].numpy(), seen.encoding["entropy"].numpy(), strict=True):
+        for part, scale in enumerate(entropy.argmin(0)):
+            row, column = np.unravel_index(nu[scale, part].argmax(), nu.shape[2:])
+            counts[part] += row in (0, last) or column in (0, last)
+    assert gather.edge_shares(seen) == pytest.approx(counts / len(seen.labels))
+    assert 0 < counts.sum() < counts.size * len(seen.labels)
 
 
 def test_heat_maps_are_of_the_middle_and_the_least_sure_photo(seen: Seen) -> None:
@@ -122,6 +135,26 @@ def test_templates_have_the_largest_norms_and_others(seen: Seen) -> None:
     assert all(
         (a.random == b.random).all() for a, b in zip(again, templates.gather_templates(seen.method), strict=True)
     )
+
+
+def test_templates_reach_beyond_the_picture_as_counted_by_hand(seen: Seen) -> None:
+    found, size = templates.visible_shares(seen), seen.model.grid
+    for scale, (side, maps) in enumerate(zip(seen.scales, seen.method.templates(), strict=True)):
+        energy, half = maps.detach().square().sum(1).numpy(), side // 2  # [K, s, s]
+        for part in range(len(energy)):
+            shares = []
+            for nu in seen.encoding["nu"][:, scale, part].numpy():
+                row, column = np.unravel_index(nu.argmax(), nu.shape)
+                inside = [
+                    energy[part, y, x]
+                    for y in range(side)
+                    for x in range(side)
+                    if 0 <= row + y - half < size and 0 <= column + x - half < size
+                ]
+                shares.append(sum(inside) / energy[part].sum())
+            assert found[scale, part] == pytest.approx(np.mean(shares), rel=1e-3)
+    caption = templates.templates_caption(templates.gather_templates(seen.method), found, None, "novel")
+    assert f"5 × 5: part 1 {100 * found[2, 0]:.0f} %" in caption
 
 
 def test_patches_are_the_largest_expressions_of_the_most_used_channels(seen: Seen) -> None:

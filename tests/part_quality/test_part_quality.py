@@ -15,8 +15,9 @@ from parseshot.data.prepare import prepare
 from parseshot.data.split import load_split
 from parseshot.engine.model import Model, ModelConfig
 from parseshot.errors import DataError, ModelError, UsageError
-from parseshot.part_quality import PartQuality, Score, draw_quality, part_quality, quality_lines
+from parseshot.part_quality import PartQuality, Score, draw_quality, part_quality, quality_caption, quality_lines
 from parseshot.part_quality.annotations import Truth, sides
+from parseshot.part_quality.figure import FLOORS, PANELS
 from parseshot.part_quality.floors import floors
 from parseshot.part_quality.scores import HIGHER, LOWER, score_units
 from parseshot.part_quality.units import Parsed, Spread, Units, part_units, to_pixels
@@ -246,7 +247,7 @@ def test_the_official_split_is_the_data_sets_own(few: Pack, birds: Pack) -> None
         part_quality(model, few, split="val")
 
 
-def test_the_document_the_table_and_the_picture(found: PartQuality) -> None:
+def test_the_document_and_the_table(found: PartQuality) -> None:
     told = json.loads(json.dumps(found.record(), allow_nan=False))
     assert told["schema_version"] == 2
     assert told["scores"][0]["of_best_floor"] == pytest.approx(
@@ -258,10 +259,53 @@ def test_the_document_the_table_and_the_picture(found: PartQuality) -> None:
     lines = quality_lines(found)
     assert [line.startswith((*PARTS, "floor")) for line in lines] == [False] * 2 + [True] * 13 + [False] * 2
     assert f"{found.scores[0].error:.2f}" in lines[2]
-    picture = draw_quality(found, "birds")
-    bars = np.asarray(picture)
-    for colour in ((0x00, 0x72, 0xB2), (0x56, 0xB4, 0xE9), (0xE6, 0x9F, 0x00), (0xD5, 0x5E, 0x00), (0x00, 0x9E, 0x73)):
-        assert (bars == colour).all(-1).sum() > 100, colour
+
+
+def test_bars_are_the_scores_and_lines_the_floors_with_as_many_places(found: PartQuality) -> None:
+    parts, by_name = found.scores[:5], {(one.name, one.locations): one for one in found.scores[5:]}
+    figure = draw_quality(found, "birds, $_{ split novel")
+    assert figure.get_suptitle() == "birds, $_{ split novel"
+    for axes, panel in zip(figure.axes, PANELS, strict=True):
+        for bars, field in zip(axes.containers, panel.fields, strict=True):
+            wanted = [value for one in parts if (value := getattr(one, field)) is not None]
+            assert [bar.get_height() for bar in bars] == pytest.approx(wanted)
+        names = [label.get_text() for label in axes.get_xticklabels()]
+        assert names == ["mean", "scale 1", "scale 3", "scale 5", "all scales"]
+        for at, one in enumerate(parts):
+            lines = {line.get_gid(): line for line in axes.lines if at - 0.5 < line.get_xdata()[0] < at + 0.5}
+            grid = "floor: 2×2 grid" if one.locations == 4 else "floor: 3×4 grid"
+            places = {"floor: box centre": 1, "floor: energy argmax": 1, grid: one.locations}
+            places |= dict.fromkeys(("floor: random cell", "floor: strongest cells"), one.locations)
+            assert set(lines) == set(places)
+            for name, number in places.items():
+                value = getattr(by_name[name, number], panel.fields[0])
+                assert list(lines[name].get_ydata()) == pytest.approx([value, value])
+        assert axes.get_ylim()[0] <= 0
+    assert len({floor.dashes for floor in FLOORS.values()}) == len(FLOORS)  # told apart without colour
+    caption = quality_caption(found)
+    assert "fitted on 48 images of base classes, measured on 24 of novel classes" in caption
+    assert "stability is of 6 of these images" in caption
+
+
+def test_what_was_not_measured_has_no_bar(found: PartQuality) -> None:
+    silent = replace(found, scores=[replace(one, stability=None, purity_active=None) for one in found.scores])
+    *_, purity, _, stability = draw_quality(silent, "birds").axes
+    assert [len(bars) for bars in purity.containers] == [5, 0]
+    assert [len(bars) for bars in stability.containers] == [0]
+    assert len(stability.lines) == 0
+
+
+@pytest.mark.parametrize("parts", [1, 8, 16])
+def test_any_number_of_parts_can_be_scored(few: Pack, parts: int) -> None:
+    """Also more places than there are cells: 48 on 5×5, of which the strongest are all 25."""
+    torch.manual_seed(0)
+    model = Model(ModelConfig(backbone_options={"channels": 8}, method_options={"parts": parts}))
+    found = part_quality(model, few, stability_images=2)
+    assert [one.locations for one in found.scores[:5]] == [parts] * 4 + [3 * parts]
+    assert all(np.isfinite([one.error, one.nmi, one.purity, one.consistency]).all() for one in found.scores)
+    strongest = {one.locations for one in found.scores if one.name == "floor: strongest cells"}
+    assert strongest == {min(number, model.grid**2) for number in (parts, 3 * parts) if number > 1}
+    assert len(draw_quality(found, "birds").axes) == 6
 
 
 @needs_data

@@ -69,7 +69,7 @@ def part_quality(
     split: Annotated[str, typer.Option(help="novel: base → novel classes; official: train → test images.")] = "novel",
     stability_images: Annotated[int, typer.Option(min=0, help="Images looked at again with noise; 0: none.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Which images, which noise, which random cells.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write part_quality.json and part_quality.png here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write part_quality.json, .svg and .png here.")] = None,
     features: Features = False,
     threads: Threads = THREADS,
     as_json: Json = False,
@@ -78,7 +78,8 @@ def part_quality(
     from parseshot.data.packed import Pack
     from parseshot.engine.features import cached
     from parseshot.engine.model import Model
-    from parseshot.part_quality import draw_quality, quality_lines
+    from parseshot.figure_style import write_figure
+    from parseshot.part_quality import draw_quality, quality_caption, quality_lines
     from parseshot.part_quality import part_quality as run
 
     use_threads(threads)
@@ -91,7 +92,8 @@ def part_quality(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "part_quality.json").write_text(text + "\n", encoding="utf-8")
-        draw_quality(result, f"{model.name} on {pack.name}, split {split}").save(out / "part_quality.png")
+        figure = draw_quality(result, f"{model.name} on {pack.name}, split {split}")
+        write_figure(figure, out / "part_quality", quality_caption(result))
 
 
 @app.command()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from parseshot.figure_style import LEVELS, new_figure, part_legend, styled, write_numbers
 from parseshot.figures import part_colour
 from parseshot.inside.gather import Seen, to_own_class
-from parseshot.inside.style import LEVELS, new_figure, part_legend, styled, write_numbers
 from parseshot.parts.distance import part_weights
 
 if TYPE_CHECKING:
@@ -143,9 +143,9 @@ def draw_weights(found: Attention) -> "Figure":
             axes.plot(line, curve(found, scale, part, line), color="#ffffff", linewidth=3.5)
             axes.plot(line, curve(found, scale, part, line), color=colour, linewidth=1.8)
         axes.axhline(1 / found.alpha.shape[3], color="#625e50", linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.set(title=f"{side} × {side}", xlabel="entropy h of the photo's part", ylim=(0, None))
+        axes.set(title=f"{side} × {side}", xlabel="entropy h of the photo's part")
         axes.grid()
-    grid[0].set_ylabel("weight α")
+    grid[0].set(ylabel="weight α", ylim=(0, None))  # of all panels, when all dots are there
     part_legend(figure, found.alpha.shape[3])
     return figure
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from parseshot import __version__
 from parseshot.data.packed import Pack
-from parseshot.data.staging import replace_file
 from parseshot.engine.encoding import Progress
 from parseshot.engine.model import Model
+from parseshot.figure_style import data_uri, has_photos, write_figure
 from parseshot.inside import attention, confusions, expressions, photos, polygons, templates
-from parseshot.inside.gather import Seen, own_distances, see, unsure_shares, unsureness
-from parseshot.inside.style import data_uri, has_photos, to_bytes
+from parseshot.inside.gather import Seen, edge_shares, own_distances, see, unsure_shares, unsureness
 from parseshot.report import environment, write_page
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def chapters(seen: Seen, base: Seen) -> list[Callable[[], Chapter]]:
 
     def parts() -> Chapter:
         rows = photos.gather_parts(seen, distances, unsure)
-        caption = photos.parts_caption(rows, unsure_shares(seen), split)
+        caption = photos.parts_caption(rows, unsure_shares(seen), edge_shares(seen), seen.model.grid, split)
         return Chapter("parts", "Where the parts are", caption, photos.draw_parts_sheet(rows))
 
     def heat_maps() -> Chapter:
@@ -54,7 +53,7 @@ def chapters(seen: Seen, base: Seen) -> list[Callable[[], Chapter]]:
 
     def dictionary() -> Chapter:
         scales = templates.gather_templates(seen.method)
-        caption = templates.templates_caption(scales, config.part_channels)
+        caption = templates.templates_caption(scales, templates.visible_shares(seen), config.part_channels, split)
         return Chapter("templates", "The dictionary", caption, templates.draw_templates(scales))
 
     def patches() -> Chapter:
@@ -118,9 +117,7 @@ def write_inside(
         chapter = make()
         uri = None
         if chapter.figure is not None:
-            written = {kind: to_bytes(chapter.figure, kind, chapter.caption) for kind in kinds}
-            for kind, data in written.items():
-                replace_file(out / f"{chapter.name}.{kind}", data)
+            written = write_figure(chapter.figure, out / chapter.name, chapter.caption, kinds)
             uri = data_uri(written["svg"], written["png"] if has_photos(chapter.figure) else None)
         made.append(chapter)
         pages.append({"name": chapter.name, "title": chapter.title, "caption": chapter.caption, "uri": uri})

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from parseshot.data.episodes import draw_episodes
+from parseshot.figure_style import MUTED, new_figure, short, show_photo, styled
 from parseshot.figures import part_colour
 from parseshot.inside.gather import Seen, ShownPhoto, middle
-from parseshot.inside.style import MUTED, new_figure, short, show_photo, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,7 +130,7 @@ def draw_confusions(pairs: Sequence[ConfusedPair]) -> "Figure":
             show_photo(axes, photo.pixels, photo.parts)
             axes.set_title(f"{head}\n{short(photo.name, 28)}", fontsize=8)
         _bars(line[3], pair)
-        first, second = (short(name, 30) for name in pair.names)
+        first, second = (short(name, 36) for name in pair.names)
         line[3].set_title(f"{first} / {second}\n{pair.taken} of {pair.asked} taken for the other", fontsize=8.5)
     from matplotlib.patches import Patch
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from parseshot.figure_style import new_figure, short, show_photo, styled
 from parseshot.figures import part_colour
 from parseshot.inside.gather import Seen, ShownPhoto, evenly, middle, unit
-from parseshot.inside.style import new_figure, short, show_photo, styled
 from parseshot.inside.templates import draw_strip
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def draw_expressions(found: Expressions) -> "Figure":
     highest = [max(float(one.z[part].max()) for one in found.photos) for part in range(parts)]
     for line, one in zip(grid, found.photos, strict=False):
         show_photo(line[0], one.photo.pixels, one.photo.parts)
-        line[0].set_title(f"{one.role}\n{short(one.photo.name, 28)}", fontsize=8)
+        line[0].set_title(f"{one.role}\n{short(one.photo.name)}", fontsize=8)
         for part, axes in enumerate(line[1:]):
             axes.bar(range(count), one.z[part, found.channels[part]], color=part_colour(part), width=0.75)
             axes.set(xlim=(-0.6, count - 0.4), ylim=(0, 1.3 * max(highest[part], 1e-9)), xticks=[])

@@ -112,6 +112,15 @@ def unsure_shares(seen: Seen) -> np.ndarray:
     return (entropy.amin(1) >= UNCERTAIN).double().mean(0).numpy()
 
 
+def edge_shares(seen: Seen) -> np.ndarray:
+    """[K]: the share of photos in which a part's ν, at its surest scale, is largest in a cell at the picture's edge."""
+    nu, entropy = seen.encoding["nu"], places_of(seen.model, seen.encoding)[1]  # [n, S, K, G, G], [n, S, K]
+    surest = entropy.argmin(1)[:, None, :, None, None].expand(-1, 1, -1, *nu.shape[3:])  # [n, 1, K, G, G]
+    mode = nu.gather(1, surest)[:, 0].flatten(2).argmax(2)  # [n, K]
+    cell = torch.stack((mode % nu.shape[4], mode // nu.shape[4]))  # [2, n, K] column and row
+    return ((cell == 0) | (cell == nu.shape[4] - 1)).any(0).double().mean(0).numpy()
+
+
 def evenly(count: int, most: int) -> list[int]:
     """Places of up to `most` of `count` things, evenly spaced, the first and the last among them.
 

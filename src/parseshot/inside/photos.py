@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parseshot.figure_style import HEAT, MUTED, WIDTH, blocks, new_figure, part_legend, short, show_photo, styled
 from parseshot.figures import part_colour
 from parseshot.inside.gather import Seen, ShownPhoto, evenly, middle
-from parseshot.inside.style import HEAT, MUTED, WIDTH, blocks, new_figure, part_legend, short, show_photo, styled
 from parseshot.recognition.explain import cells_to_pixels, places_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.path import Path
 
 CLASSES, MIDDLE = 6, 3
 FARTHEST, LEAST_SURE = "farthest", "least sure"
@@ -69,18 +70,27 @@ def draw_parts_sheet(rows: Sequence[PartsRow]) -> "Figure":
             axes.set_axis_on()
             show_photo(axes, photo.pixels, photo.parts, line=0.9)
             axes.set_title(why, color=MUTED, fontsize=8)
-    part_legend(figure, len(rows[0].photos[0][1].parts))
+    from matplotlib.lines import Line2D
+
+    unsure = Line2D([], [], color=MUTED, linestyle=(0, (2.2, 1.4)), label="dashed: not sure")
+    part_legend(figure, len(rows[0].photos[0][1].parts), [unsure])
     return figure
 
 
-def parts_caption(rows: Sequence[PartsRow], shares: np.ndarray, split: str) -> str:
-    dashed = ", ".join(f"part {part + 1} in {100 * share:.0f} %" for part, share in enumerate(shares))
+def parts_caption(rows: Sequence[PartsRow], unsure: np.ndarray, at_edge: np.ndarray, grid: int, split: str) -> str:
+    """unsure, at_edge: shares of photos by part [K], of G×G cells."""
+    dashed, outer = (
+        ", ".join(f"part {part + 1} in {100 * share:.0f} %" for part, share in enumerate(shares))
+        for shares in (unsure, at_edge)
+    )
+    edge = grid**2 - max(grid - 2, 0) ** 2
     return (
         f"Where the parts are, on photos of {len(rows)} of the {split} classes, evenly spaced in their list. A ring is "
         "at the peak of a part's ν at its surest scale; it is dashed where the entropy there is above one half. Of "
         "each class one sees, chosen by rule: the middle photos by the model's distance to the other half of their "
         f"class; the {FARTHEST} of all; and of the rest the one whose parts are {LEAST_SURE} (largest mean entropy). "
-        f"The last two are where failures show. Over all {split} photos the ring is dashed for {dashed}."
+        f"The last two are where failures show. Over all {split} photos the ring is dashed for {dashed}. It is at the "
+        f"edge of the picture, in one of the {edge} outer cells of {grid**2}, for {outer}."
     )
 
 
@@ -128,8 +138,16 @@ def _heat_map(axes: "Axes", one: HeatMaps, scale: int, part: int, norm: Any) -> 
     box, opaque = (-0.5, width - 0.5, height - 0.5, -0.5), 0.15 + 0.7 * np.asarray(norm(nu))
     axes.imshow(nu, extent=box, cmap=HEAT, norm=norm, alpha=opaque, interpolation="nearest", gid="nu")
     x, y = one.mu[scale, part]
-    axes.plot(x, y, "x", color="#ffffff", markersize=6, markeredgewidth=2.6)
-    axes.plot(x, y, "x", color=part_colour(part), markersize=5, markeredgewidth=1.4, gid="mu")
+    axes.plot(x, y, marker=_open_cross(), color="#ffffff", markersize=9, markeredgewidth=2.6)
+    axes.plot(x, y, marker=_open_cross(), color=part_colour(part), markersize=8, markeredgewidth=1.4, gid="mu")
+
+
+def _open_cross() -> "Path":
+    """A marker that leaves its middle free: there may be only one cell to see."""
+    from matplotlib.path import Path
+
+    arms = [(far * x, far * y) for x in (-1, 1) for y in (-1, 1) for far in (1.0, 0.5)]
+    return Path(arms, [Path.MOVETO, Path.LINETO] * 4)
 
 
 def heat_maps_caption(maps: Sequence[HeatMaps], split: str) -> str:

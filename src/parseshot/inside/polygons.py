@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from parseshot.figure_style import INK, MUTED, WIDTH, new_figure, part_legend, part_number, short, styled
 from parseshot.inside.gather import Seen, evenly
-from parseshot.inside.style import INK, MUTED, WIDTH, new_figure, part_legend, part_number, short, styled
 from parseshot.recognition.explain import places_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def draw_polygons(polygons: Polygons) -> "Figure":
         for part, (x, y) in enumerate(mean):
             part_number(axes, x, y, part)
         axes.set(xlim=(-0.5, polygons.grid - 0.5), ylim=(polygons.grid - 0.5, -0.5), aspect="equal")
-        axes.set_title(f"{short(one.name, 30)}\n{len(one.mu)} photos, spread {spread(one.mu):.2f} cells", fontsize=8.5)
+        axes.set_title(f"{short(one.name, 42)}\n{len(one.mu)} photos, spread {spread(one.mu):.2f} cells", fontsize=8.5)
         edges = np.arange(polygons.grid + 1) - 0.5
         axes.spines[:].set_visible(False)
         axes.set_xticks(edges, minor=True)

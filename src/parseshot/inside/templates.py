@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from parseshot.figures import part_colour
-from parseshot.inside.gather import Seen, unit
-from parseshot.inside.style import (
+from parseshot.figure_style import (
     MUTED,
     PHOTO,
     SIGNED,
@@ -24,7 +22,10 @@ from parseshot.inside.style import (
     short,
     styled,
 )
+from parseshot.figures import part_colour
+from parseshot.inside.gather import Seen, unit
 from parseshot.methods.dop import DOP
+from parseshot.parts.templates import squared_norms, visible_squared_norms
 from parseshot.recognition.explain import places_of
 
 if TYPE_CHECKING:
@@ -122,7 +123,28 @@ def draw_template(axes: "Axes", theta: np.ndarray, x: float, y: float) -> None:
     axes.add_patch(Rectangle((x - 0.43, y - 0.43), 0.86, 0.86, fill=False, edgecolor=MUTED, linewidth=0.5))
 
 
-def templates_caption(scales: Sequence[TemplateScale], own: int | None) -> str:
+@torch.inference_mode()
+def visible_shares(seen: Seen) -> np.ndarray:
+    """[S, K]: the share of ‖D‖², all channels together, inside of the picture where the part peaks; mean of photos."""
+    nu, found = seen.encoding["nu"], []
+    for scale, maps in enumerate(seen.method.templates()):
+        inside = visible_squared_norms(maps, seen.model.grid).sum(1) / squared_norms(maps).sum(1)[:, None, None]
+        peak = nu[:, scale].flatten(2).argmax(2)  # [n, K]
+        found.append(inside.flatten(1).gather(1, peak.T).mean(1))  # of [K, G²]
+    return torch.stack(found).numpy()
+
+
+def templates_caption(scales: Sequence[TemplateScale], visible: np.ndarray, own: int | None, split: str) -> str:
+    """visible: shares [S, K] of ‖D‖² inside of the picture."""
+    shares = "; ".join(
+        f"{one.side} × {one.side}: " + ", ".join(f"part {part + 1} {100 * of:.0f} %" for part, of in enumerate(row))
+        for one, row in zip(scales, visible, strict=True)
+        if one.side > 1
+    )
+    edge = (
+        "A part at the edge of the picture has some of its template outside, where there is nothing to match. Of ‖D‖², "
+        f"all channels together, this much is inside where the part peaks, mean over {split} photos: {shares}."
+    )
     channels = scales[0].norms.shape[1]
     whose = f"{own} channels of each part's own projection" if own else f"{channels} channels that all parts share"
     return (
@@ -130,7 +152,7 @@ def templates_caption(scales: Sequence[TemplateScale], own: int | None) -> str:
         "on a scale of its own that is white at 0, orange above and purple below. Chosen by rule: the channels with "
         "the largest norm ‖D‖, then others at random (seed 0). Templates of side 1 are one number, so only their norms "
         "are drawn, below, with those of the others: the threshold λ/(2‖D‖) of Eq. 4 silences channels whose norm "
-        "is small."
+        "is small." + (f" {edge}" if shares else "")
     )
 
 

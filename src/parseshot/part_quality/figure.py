@@ -1,20 +1,21 @@
-"""Part quality as one picture: a panel for each protocol, parts as bars, floors as lines over the bars they are for."""
+"""Part quality as one figure: a panel for each protocol, parts as bars, floors as lines over the bars they are for."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from PIL import Image, ImageDraw, ImageFont
-
+from parseshot.data.names import printable
+from parseshot.figure_style import MUTED, new_figure, styled
 from parseshot.figures import PART_COLOURS
 from parseshot.part_quality.scores import PartQuality, Score
+from parseshot.part_quality.summary import quality_notes
 
-INK, MUTED, RULE = "#2a2a24", "#625e50", "#dddace"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 BARS = PART_COLOURS[5], PART_COLOURS[1]  # the protocol, and its variant
-WIDTH, HEIGHT, COLUMNS = 620, 420, 3  # of a panel, and how many stand side by side
-LEFT, RIGHT, TOP, BOTTOM = 64, 20, 64, 48  # around the bars of a panel
-TITLE, TEXT = 22, 17  # sizes of type
-KEY = 110  # height of the explanation of colours
-STEPS = 5  # lines of a scale at most
+SLOT, BESIDE = 0.7, 0.46  # widths around a set of parts, of its bars and of half a floor's line; the next set is at 1
+COLUMNS = 3  # panels side by side
 
 
 class Panel(NamedTuple):
@@ -26,11 +27,11 @@ class Panel(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """How a floor is drawn; the dashes tell it apart without colour: lengths of ink and of nothing."""
+    """How a floor is drawn; the dashes tell it apart without colour: lengths of ink and of nothing, in line widths."""
 
     label: str
     colour: str
-    dashes: tuple[int, int]
+    dashes: tuple[float, ...]
 
 
 PANELS = (
@@ -42,90 +43,86 @@ PANELS = (
     Panel("Stability", "%; more is better", ("stability",)),
 )
 FLOORS = {  # by a word of the floor's name
-    "centre": Floor("box centre", PART_COLOURS[0], (1, 0)),
-    "random": Floor("random cell", PART_COLOURS[7], (4, 4)),
-    "argmax": Floor("energy argmax", PART_COLOURS[3], (14, 5)),
-    "strongest": Floor("strongest cells", PART_COLOURS[4], (8, 8)),
-    "grid": Floor("regular grid", PART_COLOURS[2], (20, 10)),
+    "centre": Floor("box centre", PART_COLOURS[0], ()),
+    "random": Floor("random cell", PART_COLOURS[7], (1.0, 1.0)),
+    "argmax": Floor("energy argmax", PART_COLOURS[3], (4.0, 1.2)),
+    "strongest": Floor("strongest cells", PART_COLOURS[4], (2.2, 1.6)),
+    "grid": Floor("regular grid", PART_COLOURS[2], (5.0, 1.2, 1.2, 1.2)),
 }
 
 
-def draw_quality(result: PartQuality, title: str) -> Image.Image:
+@styled
+def draw_quality(result: PartQuality, title: str) -> "Figure":
     """All panels, a headline above and the colours explained below."""
-    rows = -(-len(PANELS) // COLUMNS)
-    figure = Image.new("RGB", (COLUMNS * WIDTH, TOP + rows * HEIGHT + KEY), "#ffffff")
-    pen = ImageDraw.Draw(figure)
-    pen.text((LEFT / 2, 18), title, fill=INK, font=_font(TITLE))
-    for at, panel in enumerate(PANELS):
-        _draw_panel(pen, result.scores, panel, at % COLUMNS * WIDTH, TOP + at // COLUMNS * HEIGHT)
-    _draw_key(pen, TOP + rows * HEIGHT)
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    figure = new_figure(6.6)
+    figure.suptitle(printable(title), fontweight="bold")
+    grid = figure.subplots(-(-len(PANELS) // COLUMNS), COLUMNS)
+    for axes, panel in zip(grid.flat, PANELS, strict=True):
+        _draw_panel(axes, result.scores, panel)
+    labels = "parts, all photos", "where active; NMI, ARI: by ν"
+    marks: list[Any] = [Patch(color=colour, label=label) for colour, label in zip(BARS, labels, strict=True)]
+    marks += [Line2D([], [], **_line(floor), label=f"floor: {floor.label}") for floor in FLOORS.values()]
+    figure.legend(handles=marks, loc="outside lower center", ncols=4, handlelength=3.2)
     return figure
 
 
-def _draw_panel(pen: ImageDraw.ImageDraw, scores: Sequence[Score], panel: Panel, left: int, top: int) -> None:
-    parts, floors = ([one for one in scores if one.is_floor is wanted] for wanted in (False, True))
-    values = [value for one in scores for name in panel.fields if (value := getattr(one, name)) is not None]
-    step = _step(max([*values, 1e-9]))
-    ends = left + LEFT, left + WIDTH - RIGHT
-    bottom, high = top + HEIGHT - BOTTOM, HEIGHT - TOP - BOTTOM
-    per = high / (step * max(1, -(-max([*values, 1e-9]) // step)))  # pixels of one per cent
-    pen.text((left + LEFT, top + 4), panel.title, fill=INK, font=_font(TITLE))
-    pen.text((left + LEFT, top + 32), panel.unit, fill=MUTED, font=_font(TEXT))
-    for count in range(int(high / per / step + 1.5)):
-        y = bottom - count * step * per
-        pen.line((ends[0], y, ends[1], y), fill=RULE)
-        pen.text((ends[0] - 8, y), f"{count * step:g}", fill=MUTED, font=_font(TEXT), anchor="rm")
-    slot = (ends[1] - ends[0]) / len(parts)
+def _draw_panel(axes: "Axes", scores: Sequence[Score], panel: Panel) -> None:
+    from matplotlib.patheffects import withStroke
+
+    parts = [one for one in scores if not one.is_floor]
+    wide = SLOT / len(panel.fields)
+    for number, field in enumerate(panel.fields):
+        values = {at: value for at, one in enumerate(parts) if (value := getattr(one, field)) is not None}
+        left = [at - SLOT / 2 + number * wide for at in values]
+        axes.bar(left, list(values.values()), 0.96 * wide, align="edge", color=BARS[number], gid=field)
+    halo = [withStroke(linewidth=4, foreground="#ffffff")]  # readable on a bar
     for at, one in enumerate(parts):
-        x, wide = ends[0] + (at + 0.15) * slot, 0.7 * slot / len(panel.fields)
-        for number, name in enumerate(panel.fields):
-            value = getattr(one, name)
-            if value is not None:
-                box = (x + number * wide, bottom - max(value, 0) * per, x + (number + 1) * wide - 2, bottom)
-                pen.rectangle(box, fill=BARS[number])
-        name = one.name.removeprefix("parts, ").removesuffix(" of scales")
-        pen.text((ends[0] + (at + 0.5) * slot, bottom + 8), name, fill=INK, font=_font(TEXT), anchor="ma")
-        for floor in floors:  # those with fewer places and none of their kind that has as many
-            best = [other for other in floors if _kind(other) == _kind(floor) and other.locations <= one.locations]
+        for floor in floors_for(scores, one):
             value = getattr(floor, panel.fields[0])
-            if best and floor is max(best, key=lambda other: other.locations) and value is not None:
-                y = bottom - max(value, 0) * per
-                _dashed(pen, ends[0] + at * slot + 4, ends[0] + (at + 1) * slot - 4, y, _kind(floor))
+            if value is not None:
+                ends = at - BESIDE, at + BESIDE
+                axes.plot(ends, (value, value), **_line(_kind(floor)), path_effects=halo, gid=floor.name)
+    axes.set_title(panel.title, loc="left", fontweight="bold")
+    axes.set_ylabel(panel.unit, color=MUTED)
+    names = [one.name.removeprefix("parts, ").removesuffix(" of scales") for one in parts]
+    axes.set_xticks(range(len(parts)), names)
+    axes.set_xlim(-0.55, len(parts) - 0.45)
+    drawn = [value for one in scores for field in panel.fields if (value := getattr(one, field)) is not None]
+    axes.set_ylim(bottom=min([0.0, *drawn]))  # ARI may be below 0
+    axes.tick_params(axis="x", length=0)
+    axes.grid(axis="y")
 
 
-def _draw_key(pen: ImageDraw.ImageDraw, top: int) -> None:
-    x = float(LEFT)
-    for label, colour in (("parts, all", BARS[0]), ("only where active (NMI, ARI: by the location map)", BARS[1])):
-        pen.rectangle((x, top + 12, x + 22, top + 30), fill=colour)
-        x = _label(pen, x + 30, top + 21, label)
-    x = float(LEFT)
-    for kind in FLOORS.values():
-        _dashed(pen, x, x + 60, top + 62, kind)
-        x = _label(pen, x + 70, top + 62, f"floor: {kind.label}")
-
-
-def _label(pen: ImageDraw.ImageDraw, x: float, y: float, text: str) -> float:
-    """Write beside a sample of a colour; where the next one goes."""
-    pen.text((x, y), text, fill=INK, font=_font(TEXT), anchor="lm")
-    return x + _font(TEXT).getlength(text) + 36
-
-
-def _dashed(pen: ImageDraw.ImageDraw, start: float, end: float, y: float, kind: Floor) -> None:
-    ink, nothing = kind.dashes if kind.dashes[1] else (end - start, 1)
-    while start < end:
-        pen.line((start, y, min(start + ink, end), y), fill="#ffffff", width=6)  # readable on a bar
-        pen.line((start, y, min(start + ink, end), y), fill=kind.colour, width=4)
-        start += ink + nothing
+def floors_for(scores: Sequence[Score], parts: Score) -> list[Score]:
+    """Of each kind of floor the one with the most places, but no more than these parts have."""
+    found: dict[Floor, Score] = {}
+    for one in scores:
+        if one.is_floor and one.locations <= parts.locations:
+            best = found.get(_kind(one))
+            if best is None or one.locations > best.locations:
+                found[_kind(one)] = one
+    return list(found.values())
 
 
 def _kind(floor: Score) -> Floor:
     return next(kind for word, kind in FLOORS.items() if word in floor.name)
 
 
-def _step(largest: float) -> float:
-    """A round distance of the lines of a scale."""
-    return next(step for step in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if step * STEPS >= largest or step == 50)
+def _line(floor: Floor) -> dict[str, Any]:
+    style: Any = (0, floor.dashes) if floor.dashes else "solid"
+    return {"color": floor.colour, "linestyle": style, "linewidth": 2}
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
+def quality_caption(result: PartQuality) -> str:
+    """What is drawn, and on what it was measured."""
+    return (
+        "How well the parts found agree with annotated ones: a panel a protocol, a group of bars a set of parts (the "
+        "mean over scales, each scale, all scales beside each other), a line a floor, which knows nothing of parts. A "
+        "floor over some parts has as many places as they have (strongest cells: at most all there are), but for the "
+        "box centre and the energy's argmax, which are one. Light bars are a variant of the protocol: the error with "
+        "inactive parts masked, purity only where a part is active, NMI and ARI by ν and without a background. "
+        f"Measured: {'; '.join(quality_notes(result))}."
+    )

@@ -21,21 +21,26 @@ SIDES = {  # what is fitted on and what is scored
 
 def quality_lines(result: PartQuality) -> list[str]:
     """What was measured, a table with a line for each set of parts and each floor, and what to know about it."""
-    fit, scored = SIDES[result.split]
+    first, *others = quality_notes(result)
     titles = "".join(f"{title:>9}" for title, _ in COLUMNS)
+    table = [_line(result, score) for score in result.scores]
+    return [first, f"{'':24} places   error  of best floor{titles}", *table, *others]
+
+
+def quality_notes(result: PartQuality) -> list[str]:
+    """On what it was measured, and what to know about it."""
+    fit, scored = SIDES[result.split]
     cropped = "cropped input: " if result.data["name"] == "cub" else ""  # its layout shows the box and a margin
-    lines = [
+    notes = [
         f"mean error in % of the box, linear map fitted on {result.fitted_on} {fit}, "
         f"measured on {result.scored_on} {scored}",
-        f"{'':24} places   error  of best floor{titles}",
-        *(_line(result, score) for score in result.scores),
         f"{cropped}the box is {100 * result.box_share:.0f} % of the picture; P-A and P-B are published on whole photos",
     ]
     if result.stability_images:
-        lines.append(f"stability is of {result.stability_images} of these images, drawn by seed {result.seed}")
+        notes.append(f"stability is of {result.stability_images} of these images, drawn by seed {result.seed}")
     if result.seen_before:
-        lines.append(f"{result.seen_before} of the images measured on are of classes the model was trained on")
-    return lines
+        notes.append(f"{result.seen_before} of the images measured on are of classes the model was trained on")
+    return notes
 
 
 def _line(result: PartQuality, score: Score) -> str:

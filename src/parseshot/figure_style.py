@@ -8,14 +8,16 @@ import functools
 import io
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from parseshot.data.names import printable
+from parseshot.data.staging import replace_file
 from parseshot.errors import UsageError
-from parseshot.figures import RING, UNCERTAIN, ink_on, label_direction, part_colour
+from parseshot.figures import RING, UNCERTAIN, ink_on, label_directions, part_colour
 from parseshot.recognition.explain import FoundPart
 
 if TYPE_CHECKING:
@@ -83,13 +85,13 @@ def blocks(figure: Any, rows: int, columns: int, **options: Any) -> np.ndarray:
 
 
 def short(name: str, most: int = 24) -> str:
-    """A class name that fits over a photo.
+    """A class name that fits over a photo; what is too long loses its middle, for names often differ at the end.
 
-    >>> short("Black-footed_Albatross"), short("A very long name of a class", 10)
-    ('Black-footed Albatross', 'A very lo…')
+    >>> short("Black-footed_Albatross"), short("Audi S5 Convertible 2012", 18)
+    ('Black-footed Albatross', 'Audi S5 Con…e 2012')
     """
-    name = printable(name).replace("_", " ")
-    return name if len(name) <= most else name[: most - 1].rstrip() + "…"
+    name, end = printable(name).replace("_", " "), most // 3
+    return name if len(name) <= most else f"{name[: most - 1 - end].rstrip()}…{name[len(name) - end :].lstrip()}"
 
 
 def bare(axes: "Axes") -> None:
@@ -107,11 +109,12 @@ def show_photo(
     shown = np.asarray(Image.fromarray(pixels).convert("L").convert("RGB")) if grey else pixels
     axes.imshow(shown, gid=PHOTO)
     bare(axes)
+    axes.spines[:].set(visible=True, color=RULE, linewidth=0.5)  # a white photo has an edge too
     radius = RING * min(height, width)
     for number, part in enumerate(parts):
         ring(axes, part.x, part.y, number, radius, line, certain=part.entropy < UNCERTAIN)
-    for number, part in enumerate(parts):  # above all rings
-        across, down = label_direction(number, len(parts), part.x / width, part.y / height)
+    directions = label_directions(parts, width, height)
+    for number, (part, (across, down)) in enumerate(zip(parts, directions, strict=True)):  # above all rings
         part_number(axes, part.x + radius * across, part.y + radius * down, number, 3 + 2 * line)
     axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
 
@@ -124,6 +127,8 @@ def ring(axes: "Axes", x: float, y: float, part: int, radius: float, line: float
     circle = Circle((x, y), radius, fill=False, edgecolor=part_colour(part), linewidth=line, linestyle=style, zorder=3)
     circle.set_path_effects([withStroke(linewidth=1.9 * line, foreground="#ffffff", alpha=0.9 if certain else 0.6)])
     axes.add_patch(circle)
+    circle.set_clip_on(False)  # whole, at the edge of a photo too …
+    circle.set_in_layout(False)  # … where it takes no room from the photos
 
 
 def part_number(axes: "Axes", x: float, y: float, part: int, size: float = 6.5) -> None:
@@ -175,6 +180,14 @@ def to_bytes(figure: "Figure", kind: str, caption: str = "") -> bytes:
     written = io.BytesIO()
     figure.savefig(written, format=kind, metadata=about[kind])
     return written.getvalue()
+
+
+def write_figure(figure: "Figure", path: Path, caption: str, kinds: Sequence[str] = ("svg", "png")) -> dict[str, bytes]:
+    """Write `path` with the ending of each kind, whole or not at all; what was written, by kind."""
+    written = {kind: to_bytes(figure, kind, caption) for kind in kinds}
+    for kind, data in written.items():
+        replace_file(path.with_name(f"{path.name}.{kind}"), data)
+    return written
 
 
 def data_uri(drawing: bytes, picture: bytes | None = None) -> str:
