@@ -95,20 +95,16 @@ def enroll_without_end(where: Path | str, ready: Connection) -> None:
 
 def enroll_and_die(where: Path | str, statement: int) -> None:
     """Killed before a statement of the transaction, the first being 1; if it has that many."""
-    torch.set_num_threads(1)
-    gallery = Gallery.open(where)
-    numbers = itertools.count(1)
-
-    def die(*_: object) -> None:
-        if next(numbers) == statement:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    event.listen(gallery._storage._engine, "before_cursor_execute", die)
-    gallery.add([new_photo(2, "wren"), new_photo(3, "crow")], MODEL)
+    doomed(where, statement).add([new_photo(2, "wren"), new_photo(3, "crow")], MODEL)
 
 
 def purge_and_die(where: Path | str, statement: int) -> None:
     """Killed before a statement of the purge, the first being 1; if it has that many."""
+    doomed(where, statement).purge()
+
+
+def doomed(where: Path | str, statement: int) -> Gallery:
+    """A gallery whose process is killed before it executes that many statements more."""
     torch.set_num_threads(1)
     gallery = Gallery.open(where)
     numbers = itertools.count(1)
@@ -118,7 +114,7 @@ def purge_and_die(where: Path | str, statement: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     event.listen(gallery._storage._engine, "before_cursor_execute", die)
-    gallery.purge()
+    return gallery
 
 
 def purge_for(seconds: float, gallery: Gallery) -> list[tuple[int, str, Any]]:
