@@ -149,6 +149,23 @@ def test_the_best_learning_rate_on_val_is_kept(three: Path, tmp_path: Path, monk
     assert "not finite" in failed["first"]
 
 
+def test_rates_can_be_taken_over_from_a_table_of_other_data(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "tables", lambda: {"three": Table("Rates", (Row("first", "dop", rates=(7e-4,)),))})
+    reproduce("three", three, tmp_path / "before", overrides=LESS, episodes=2)
+    monkeypatch.setattr(module, "tables", lambda: {"three": Table("Rates", (Row("first", "dop", rates=RATES),))})
+    (row,) = reproduce("three", three, tmp_path / "after", overrides=LESS, episodes=2, rates_of=tmp_path / "before")[
+        "rows"
+    ]
+    assert (row["lr"], row["val_accuracy_by_lr"]) == (7e-4, {})
+    with pytest.raises(UsageError, match="has no row 'first' to take a learning rate from"):
+        reproduce("three", three, tmp_path / "after", rates_of=tmp_path)
+    (tmp_path / "before" / "rows" / "first.json").write_text('{"told": {}}')
+    with pytest.raises(ModelError, match=r"first\.json is damaged"):
+        reproduce("three", three, tmp_path / "after", rates_of=tmp_path / "before")
+
+
 @pytest.mark.parametrize(
     ("peak", "tried"),
     [

@@ -159,6 +159,10 @@ def reproduce(
         list[str] | None, typer.Option("--set", help="Override a value in all rows, e.g. training.episodes=100.")
     ] = None,
     episodes: Annotated[int, typer.Option(min=2, help="Paired episodes at each number of shots.")] = 10_000,
+    rates_of: Annotated[
+        Path | None,
+        typer.Option(help="Take learning rates from this table, done on other data: a third of the time."),
+    ] = None,
     look: Annotated[bool, typer.Option("--look", help="Run nothing, show what there is so far.")] = False,
     device: Device = "auto",
     threads: Threads = THREADS,
@@ -179,6 +183,7 @@ def reproduce(
             only=only or (),
             overrides=overrides or (),
             episodes=episodes,
+            rates_of=rates_of,
             look=look,
             device=choose_device(device),
             say=lambda line: print(line, file=sys.stderr, flush=True),

@@ -21,7 +21,7 @@ from parseshot.engine.paired_table import markdown, summary
 from parseshot.engine.protocol import Protocol
 from parseshot.engine.rates import train_row
 from parseshot.engine.recipe import Recipe, load_recipe, shipped_recipes
-from parseshot.engine.rows import Done, finished, read_row, row_key, write_row
+from parseshot.engine.rows import Done, finished, found_rate, read_row, row_key, write_row
 from parseshot.engine.tables import Row, tables
 from parseshot.engine.training import EpisodeStage, cached_for
 from parseshot.errors import ParseshotError, Stopped, UsageError
@@ -42,6 +42,7 @@ def reproduce(
     only: Sequence[str] = (),
     overrides: Sequence[str] = (),
     episodes: int = EPISODES,
+    rates_of: Path | None = None,
     device: torch.device | None = None,
     look: bool = False,
     say: Say = lambda line: None,
@@ -49,6 +50,7 @@ def reproduce(
 ) -> dict[str, Any]:
     """Train and evaluate the rows of a table that are not in `out` yet, and write `out`/table.json and table.md.
 
+    rates_of: a folder of this table, done on other data: its learning rates are taken over instead of looked for.
     look: do nothing, put together what there is, rows under way with the episodes they have.
     """
     if name not in tables():
@@ -63,6 +65,8 @@ def reproduce(
     if unknown:
         raise UsageError(f"table {name} has no row {', '.join(sorted(unknown))}")
     rows = [row for row in table.rows if not only or row.name in only]
+    if rates_of is not None:
+        rows = [replace(row, rates=(found_rate(rates_of, row.name),)) for row in rows]
     recipes = {row.name: _recipe(row, pack.name, overrides) for row in rows}
     fewest = min(len(images) for images in pack.by_class("novel").values())
     protocol = Protocol(episodes=episodes, queries=max(1, min(15, fewest - 5)))

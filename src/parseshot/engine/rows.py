@@ -15,7 +15,7 @@ from parseshot.data.packed import Pack
 from parseshot.data.staging import replace_file
 from parseshot.engine.protocol import Protocol
 from parseshot.engine.recipe import Recipe
-from parseshot.errors import ModelError
+from parseshot.errors import ModelError, UsageError
 
 SCHEMA_VERSION = 1
 
@@ -58,7 +58,7 @@ def write_row(out: Path, done: Done, key: str) -> None:
     np.savez_compressed(file, **done.accuracies)  # type: ignore[arg-type]
     replace_file(folder / f"{slug(done.name)}.npz", file.getvalue())
     told = {"schema_version": SCHEMA_VERSION, "key": key, "name": done.name, "told": done.told}
-    replace_file(folder / f"{slug(done.name)}.json", (json.dumps(told, indent=1) + "\n").encode())
+    replace_file(_file(out, done.name), (json.dumps(told, indent=1) + "\n").encode())
 
 
 def finished(out: Path, name: str, key: str, episodes: int) -> Done | None:
@@ -69,9 +69,9 @@ def finished(out: Path, name: str, key: str, episodes: int) -> Done | None:
 
 def read_row(out: Path, name: str, key: str) -> Done | None:
     """What there is of a row with just these settings."""
-    file = out / "rows" / f"{slug(name)}.json"
+    file = _file(out, name)
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        told = _told(file)
         if told["key"] != key:
             return None
         with np.load(file.with_suffix(".npz")) as kept:
@@ -80,3 +80,23 @@ def read_row(out: Path, name: str, key: str) -> Done | None:
         return None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"{file} is damaged ({error}); remove it, the row is done again") from None
+
+
+def found_rate(out: Path, name: str) -> float:
+    """The learning rate of a row that was done with whatever settings, on whatever data."""
+    file = _file(out, name)
+    try:
+        return float(_told(file)["told"]["lr"])
+    except FileNotFoundError:
+        raise UsageError(f"{out} has no row {name!r} to take a learning rate from") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} is damaged ({error}): no learning rate can be taken from it") from None
+
+
+def _file(out: Path, name: str) -> Path:
+    return out / "rows" / f"{slug(name)}.json"
+
+
+def _told(file: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return told
