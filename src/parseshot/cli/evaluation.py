@@ -147,12 +147,13 @@ def compare(
 @app.command()
 def reproduce(
     table: Annotated[
-        str, typer.Argument(help="methods, leaders; of DOP: presets, terms, scales, parts, location, grid, tries.")
+        str,
+        typer.Argument(help="methods, leaders, conv4; of DOP: presets, terms, scales, parts, location, grid, tries."),
     ],
-    data: Annotated[Path, typer.Option(help="A packed data set, cub or cars at 224 px.")],
+    data: Annotated[Path, typer.Option(help="A packed data set, cub or cars, at 224 px; for conv4 at 84.")],
     out: Annotated[Path, typer.Option(help="Where rows are kept; what is there already is not done again.")],
     budget: Annotated[
-        str, typer.Option(help="cpu: heads on cached features, hours on two cores. paper: says why not.")
+        str, typer.Option(help="cpu: hours on two cores, most on cached features. paper: says why not.")
     ] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="Only this row; may be given again.")] = None,
     overrides: Annotated[
