@@ -31,13 +31,13 @@ from parseshot.explanation_figure import (
 from parseshot.figures import svg_lines, svg_marks
 from parseshot.recognition.answer import SCHEMA_VERSION, Answer, percent
 from parseshot.recognition.explained import ClassLedger, Explained
-from parseshot.recognition.ledger import CELLS, GEOMETRY, PHOTOS, LedgerRow
+from parseshot.recognition.ledger import CELLS, GEOMETRY, PHOTOS, WHOLE, LedgerRow
 from parseshot.report import Album, environment, rounded, write_page
 
 WIDTH, TILE, QUERY, RING = 600, 292, 340, 18  # of the linked photos, sides of an example and of the query, least ring
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of the examples
 LETTER = 24  # the height of one
-OTHERS = {GEOMETRY: "geometry", PHOTOS: "number of photos"}  # rows that are no part's
+OTHERS = {WHOLE: "the whole object", GEOMETRY: "geometry", PHOTOS: "number of photos"}  # rows that are no part's
 
 
 def write_explained(explained: Explained, path: Path | str) -> None:

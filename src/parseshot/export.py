@@ -277,7 +277,7 @@ def _shown(method: DOP, snapshot: Snapshot) -> list[Shown]:
 
 def _of_classes(shown: list[Shown]) -> dict[str, np.ndarray]:
     found = {name: _joined(shown, name) for name in ("entropy", "psi", "psi_square")}
-    for name in ("z", "cells"):
+    for name in ("z", "cells", "whole"):
         each = [getattr(one, name) for one in shown]
         if isinstance(each[0], Dictionary):
             found[f"{name}_vectors"] = torch.cat([one.vectors[:, 0] for one in each], 1).numpy()  # [K, ΣM, C]
@@ -304,6 +304,8 @@ def _of_method(method: DOP) -> dict[str, np.ndarray]:
         found["gamma"] = config.gamma
     if config.cells:
         found["cells_weight"] = float(method.log_cell_weight.exp())
+    if config.whole:
+        found["whole_weight"] = float(method.log_whole_weight.exp())
     return {name: np.asarray(value, bool if name == "normalised" else np.float32) for name, value in found.items()}
 
 

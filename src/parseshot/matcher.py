@@ -43,10 +43,11 @@ GROUPS: tuple[dict[str, str], ...] = (  # each may be left out, but not in part
     {"z": "NSKC"},  # mean expressions, or …
     {"z_vectors": "KMC", "z_inner": "KL", "z_counts": "N"},  # … what expressions are regressed on
     {"cells_vectors": "KmC", "cells_inner": "Kl", "cells_counts": "N", "cells_weight": ""},
+    {"whole_vectors": "1nW", "whole_inner": "1k", "whole_counts": "N", "whole_weight": ""},
     {"known": "7", "threshold": ""},  # of P(one of these), and below which it is none of these, where calibrated
 )
 KINDS = {"names": "U", "format": "U", "fingerprint": "U", "normalised": "b"} | dict.fromkeys(
-    ("schema_version", "photos", "z_counts", "cells_counts"), "iu"
+    ("schema_version", "photos", "z_counts", "cells_counts", "whole_counts"), "iu"
 )
 
 
@@ -75,7 +76,7 @@ class Matcher:
             raise ValueError(f"{path} is not a gallery that parseshot exported, or is damaged: {error}") from None
 
     def scores(self, encoding: Mapping[str, np.ndarray]) -> np.ndarray:
-        """[Q, N] of an encoding: z [Q, S, K, C], entropy [Q, S, K], mu [Q, S, K, 2], and cells where they are used."""
+        """[Q, N] of an encoding: z [Q, S, K, C], entropy [Q, S, K], mu [Q, S, K, 2], cells and whole where used."""
         own, scales, parts = self._arrays, self._sizes["S"], self._sizes["K"]
         asked = self._asked(encoding)
         z, entropy = asked["z"], asked["entropy"]
@@ -93,6 +94,11 @@ class Matcher:
         if "cells_vectors" in own:
             beside = self._cells(asked["cells"], asked["cell_weights"])  # [Q, N, K]
             total = total + own["cells_weight"] * (alpha.mean((2, 3)) * beside).sum(2)
+        if "whole_vectors" in own:
+            left = _left_over(
+                asked["whole"][:, 0, 0][None], own["whole_vectors"], own["whole_inner"], own["whole_counts"]
+            )
+            total = total + own["whole_weight"] * left[0].T
         return -own["scale"] * total + own["advantage"] * (1 - 1 / own["photos"])
 
     def probabilities(self, encoding: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -122,6 +128,8 @@ class Matcher:
         shapes = {"z": "QSKC", "entropy": "QSK", "mu": "QSK2"}
         if "cells_vectors" in self._arrays:
             shapes |= {"cells": "QKPC", "cell_weights": "QKP"}
+        if "whole_vectors" in self._arrays:
+            shapes["whole"] = "Q11W"
         missing = [name for name in shapes if name not in encoding]
         if missing:
             raise ValueError(f"the encoding has no {missing[0]!r}: it holds {', '.join(encoding) or 'nothing'}")
@@ -195,7 +203,7 @@ def _checked(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
         or sizes["R"] != parts * (parts - 1) // 2
     ):
         raise ValueError("its classes, scales and parts do not fit together")
-    for name, vectors, entries in (("z_counts", "M", "L"), ("cells_counts", "m", "l")):
+    for name, vectors, entries in (("z_counts", "M", "L"), ("cells_counts", "m", "l"), ("whole_counts", "n", "k")):
         if name in shapes:
             counts = arrays[name].astype(np.int64)
             if counts.min() < 1 or (counts.sum(), (counts**2).sum()) != (sizes[vectors], sizes[entries]):

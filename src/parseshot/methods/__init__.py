@@ -70,6 +70,13 @@ METHODS: dict[str, MethodEntry] = {
         "DOP, a class being what its photos span, part by part",
         "a ridge regression a class and part",
     ),
+    "dop-whole": MethodEntry(
+        DOP,
+        PRESETS["whole"],
+        2026,
+        "DOP, a class being what its photos span, part by part and as a whole",
+        "a ridge regression a class and part",
+    ),
     "dop-paper": MethodEntry(DOP, PRESETS["paper"], 2022, "Deep Object Parsing, formulas as printed"),
     "protonet": MethodEntry(ProtoNet, ProtoNetConfig(), 2017, "nearest class mean of the flattened feature map"),
     "protonet-pooled": MethodEntry(

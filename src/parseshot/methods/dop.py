@@ -36,7 +36,7 @@ def _odd_sides(scales: tuple[int, ...]) -> tuple[int, ...]:
 class DOPConfig(Config):
     """What the ablations vary; everything else is decided once (docs/paper.md). Defaults are the `lasso` preset."""
 
-    preset: Literal["lasso", "paper", "span"] = "lasso"  # the name this configuration started from
+    preset: Literal["lasso", "paper", "span", "whole"] = "lasso"  # the name this configuration started from
     parts: int = Field(4, ge=1, le=64)  # K
     scales: Annotated[tuple[int, ...], AfterValidator(_odd_sides)] = (1, 3, 5)  # S
     exact: bool = True  # the scalar LASSO solution and masked norms; otherwise Eq. 4–6 as printed
@@ -58,12 +58,14 @@ class DOPConfig(Config):
     cells: int = Field(0, ge=0)  # so many of a part's likeliest cells are compared one by one; not in the paper
     cell_weight: float = Field(0.2, gt=0)  # where the learned weight of that comparison starts …
     cell_ridge: float = Field(0.01, gt=0)  # … and the strength of its regression
+    whole: float = Field(0.0, ge=0)  # where the learned weight of the whole object starts, 0: none; not in the paper
     representatives: float = Field(0.0, ge=0)  # weight in training of telling all base classes apart, not in the paper
 
 
 PRESETS = {
     "lasso": DOPConfig(),
     "span": DOPConfig(preset="span", span=True, part_channels=224, cells=12),
+    "whole": DOPConfig(preset="whole", span=True, part_channels=224, whole=1.0),
     "paper": DOPConfig(preset="paper", exact=False, normalised=False, lam=0.05, gamma=0.01),
 }
 
@@ -87,6 +89,8 @@ class DOP(Method):
         beyond = [name for name in ("span", "part_channels", "cells") if getattr(config, name)]
         if beyond and not config.normalised:
             raise UsageError(f"{beyond[0]}: needs normalised features, so not the preset paper")
+        if config.whole and not (config.span and config.part_channels):
+            raise UsageError("whole: needs span and part_channels, the channels in which the object is seen as a whole")
         self.shares: nn.Module = nn.Identity()
         if config.part_channels:
             self.shares = nn.Conv2d(channels, config.parts * config.part_channels, 1, bias=False)
@@ -114,6 +118,10 @@ class DOP(Method):
             self.log_cell_ridge = nn.Parameter(torch.tensor(math.log(config.cell_ridge)))
             self.log_cell_rho = nn.Parameter(torch.zeros(()))
             self.log_cell_weight = nn.Parameter(torch.tensor(math.log(config.cell_weight)))
+        if config.whole:
+            self.log_whole_ridge = nn.Parameter(torch.tensor(math.log(config.ridge)))
+            self.log_whole_rho = nn.Parameter(torch.zeros(()))
+            self.log_whole_weight = nn.Parameter(torch.tensor(math.log(config.whole)))
 
     @property
     def temperature(self) -> Tensor:
@@ -162,13 +170,32 @@ class DOP(Method):
         shares = self.shares(features)
         found = self._parse(features, shares)
         if config.normalised:
-            cells = {}
+            more = {}
             if config.cells:  # by the first scale: a cell is what its template sees there
                 chosen = likeliest_cells(shares, found.nu[:, 0], config.cells, apart=bool(config.part_channels))
-                cells = {"cells": chosen.features, "cell_weights": chosen.weights}
-            return Encoding(z=unit_length(found.z), entropy=found.entropy, mu=found.mu, nu=found.nu, **cells)
+                more = {"cells": chosen.features, "cell_weights": chosen.weights}
+            if config.whole:
+                more["whole"] = self.whole(shares)
+            return Encoding(z=unit_length(found.z), entropy=found.entropy, mu=found.mu, nu=found.nu, **more)
         log_cells = math.log(features.shape[-1] * features.shape[-2])  # the paper's entropy is not normalised
         return Encoding(z=found.z, entropy=found.entropy * log_cells, mu=found.mu, nu=found.nu)
+
+    def whole(self, shares: Tensor) -> Tensor:
+        """What all parts' templates of the first scale express in the mean over the picture, as one vector.
+
+        [B, K·C, G, G] → [B, 1, 1, K·C], of unit length: one part at one scale that is everywhere and hears everything.
+        """
+        cells = shares.shape[-1] * shares.shape[-2]
+        found = parse_apart(
+            shares,
+            self.templates()[:1],
+            self.temperature[:1],
+            lam=self.config.lam,
+            exact=self.config.exact,
+            normalised=True,
+            located=shares.new_full((shares.shape[0], 1, *shares.shape[-2:]), 1 / cells),
+        )
+        return unit_length(found.z.flatten(2))[:, :, None]
 
     def distance(self, query: Encoding, support: Encoding, labels: Tensor) -> Distance:
         """Eq. 7, term by term, for Q queries and the N classes of the support set."""
@@ -176,7 +203,8 @@ class DOP(Method):
 
     def prepare(self, support: Encoding, labels: Tensor) -> Shown:
         span = Regression(self.log_ridge.exp(), self.log_rho.exp()) if self.config.span else None
-        return show((support["z"], support["entropy"], support["mu"]), labels, span=span, cells=self._cells(support))
+        photos = support["z"], support["entropy"], support["mu"]
+        return show(photos, labels, span=span, cells=self._cells(support), whole=self._whole(support))
 
     def terms(self, query: Encoding, shown: Shown) -> Distance:
         """Eq. 7, term by term, for Q queries and N classes that were prepared."""
@@ -192,6 +220,7 @@ class DOP(Method):
             gamma=gamma,
             normalised=self.config.normalised,
             cells=self._cells(query),
+            whole=self._whole(query),
         )
 
     def _cells(self, encoding: Encoding) -> tuple[Cells, Regression] | None:
@@ -200,6 +229,13 @@ class DOP(Method):
             return None
         how = Regression(self.log_cell_ridge.exp(), self.log_cell_rho.exp(), self.log_cell_weight.exp())
         return Cells(encoding["cells"], encoding["cell_weights"]), how
+
+    def _whole(self, encoding: Encoding) -> tuple[Tensor, Regression] | None:
+        """The object as a whole, and how it is regressed, where that is asked for."""
+        if not self.config.whole:
+            return None
+        how = Regression(self.log_whole_ridge.exp(), self.log_whole_rho.exp(), self.log_whole_weight.exp())
+        return encoding["whole"], how
 
     def logits(self, query: Encoding, support: Encoding, labels: Tensor) -> Tensor:
         return self.score(query, self.prepare(support, labels))
@@ -275,6 +311,9 @@ class Representatives(nn.Module):
         config, channels = method.config, method.templates.maps[0].shape[1]
         shape = (base.classes, len(config.scales), config.parts, channels)
         self.z = nn.Parameter(0.05 + 0.02 * torch.randn(shape))  # expressions are not negative
+        self.register_parameter("whole", None)
+        if config.whole:
+            self.whole = nn.Parameter(0.05 + 0.02 * torch.randn(base.classes, 1, 1, config.parts * channels))
         self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
         self.register_buffer("labels", base.labels, persistent=False)
         self.method = (method,)  # not a submodule: its weights are the model's
@@ -285,6 +324,9 @@ class Representatives(nn.Module):
         weights = encoding["entropy"] * (0.0 if method.slopes is None else method.slopes[0])
         alpha = torch.softmax(weights, -1)[:, None, :, None]  # [B, 1, S, 1, K]
         total = (alpha * expression).sum((2, 3, 4)) / encoding["z"].shape[1] ** 2  # [B, classes]
+        if self.whole is not None:
+            entire = squared_distances(encoding["whole"], unit_length(self.whole)).flatten(1)
+            total = total + method.log_whole_weight.exp() * entire
         ce = losses.cross_entropy(-self.log_scale.exp() * total, self.labels[images])
         return {"global_ce": method.config.representatives * ce}
 

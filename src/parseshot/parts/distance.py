@@ -16,21 +16,22 @@ EPS = 1e-6  # side length (in cells) below which a polygon of parts counts as a 
 
 
 class Distance(NamedTuple):
-    """Eq. 7 as the finite sum it is. `total` = expression.sum((2, 3, 4)) + cells.sum(2) + geometry.sum((2, 3))."""
+    """Eq. 7 as the finite sum it is: `total` is the sum of all four, over parts and scales."""
 
     expression: Tensor  # [Q, N, S, S, K] α·‖z^(q) − z^(y)‖² for query scale, class scale (1: all together), part
     cells: Tensor  # [Q, N, K] α·(what the class's cells of a part leave over of the query's); 0 where not asked for
     geometry: Tensor  # [Q, N, S, S] γ·mean_i ‖ψ^(q) − ψ^(i,y)‖² for query scale, class scale
+    whole: Tensor  # [Q, N] what the class's photos leave over of the query as a whole; 0 where not asked for
 
     @property
     def by_part(self) -> Tensor:
-        """All but the geometry, [Q, N, K]."""
+        """What belongs to a part, [Q, N, K]."""
         return self.expression.sum((2, 3)) + self.cells
 
     @property
     def total(self) -> Tensor:
         """d(q, y), [Q, N]."""
-        return self.by_part.sum(2) + self.geometry.sum((2, 3))
+        return self.by_part.sum(2) + self.geometry.sum((2, 3)) + self.whole
 
 
 class Regression(NamedTuple):
@@ -55,7 +56,8 @@ class Shown(NamedTuple):
     entropy: Tensor  # [N, S, K], or [N, 1, K] where the class's scales are one
     psi: Tensor  # mean ψ, [N, S, R] …
     psi_square: Tensor  # … and mean ‖ψ‖², [N, S]
-    cells: Dictionary | None  # what cells are regressed on
+    cells: Dictionary | None  # what cells are regressed on …
+    whole: Dictionary | None  # … and the whole, as one part
 
 
 def class_mean(values: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -215,11 +217,12 @@ def show(
     *,
     span: Regression | None = None,
     cells: tuple[Cells, Regression] | None = None,
+    whole: tuple[Tensor, Regression] | None = None,
 ) -> Shown:
     """The half of Eq. 7 that is the classes': of support images (z, entropy, mu), labels [n] in 0 … N−1.
 
     span: expressions are regressed on those of the class's photos instead of compared with their mean.
-    cells: of the support, to regress cells on beside.
+    cells: of the support, to regress cells on beside. whole: of the support, [n, 1, 1, W], likewise.
     """
     (z, entropy, mu), classes = support, int(labels.max()) + 1
     mean_entropy = class_mean(entropy, labels, classes)  # [N, S, K]
@@ -228,6 +231,7 @@ def show(
         mean_entropy if span is None else mean_entropy.mean(1, keepdim=True),
         *_mean_geometry(psi(mu), labels, classes),
         None if cells is None else _cell_dictionary(cells[0], labels, cells[1].strength, cells[1].rho),
+        None if whole is None else _span_dictionary(whole[0], labels, whole[1].strength, whole[1].rho),
     )
 
 
@@ -239,12 +243,13 @@ def compare(
     gamma: Tensor | None,
     normalised: bool,
     cells: tuple[Cells, Regression] | None = None,
+    whole: tuple[Tensor, Regression] | None = None,
 ) -> Distance:
     """Eq. 7 between every query (z [Q, S, K, C], entropy [Q, S, K], mu [Q, S, K, 2]) and every class.
 
     slopes: of `part_weights`; None weighs all parts alike. gamma: weight of the geometric term; None leaves it out.
     normalised: means over the pairs of scales, and ψ in units of its mean; otherwise the printed sums.
-    cells: of the queries, with the same regression as in `show`.
+    cells, whole: of the queries, with the same regression as in `show`.
     """
     z, entropy, mu = query
     scales, parts = z.shape[1], z.shape[2]
@@ -265,4 +270,7 @@ def compare(
         geometry = gamma * _geometric_distances(psi(mu), shown.psi, shown.psi_square)
     if normalised:  # ψ·R has mean 1, and the mean over the R sides of its squared difference is R·‖Δψ‖²
         expression, geometry = expression / scales**2, geometry * (parts * (parts - 1) / 2 / scales**2)
-    return Distance(expression, beside, geometry)
+    entire = expression.new_zeros(expression.shape[:2])
+    if shown.whole is not None and whole is not None:
+        entire = whole[1].weight * _span_errors(whole[0], shown.whole)[:, :, 0, 0]
+    return Distance(expression, beside, geometry, entire)

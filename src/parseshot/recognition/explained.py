@@ -10,7 +10,7 @@ from parseshot.data.photo import open_photo, shown_region, to_photo
 from parseshot.methods.base import Encoding
 from parseshot.recognition.answer import Answer, Candidate
 from parseshot.recognition.explain import FoundPart, find_parts
-from parseshot.recognition.ledger import GEOMETRY, PHOTOS, Ledger, LedgerRow, make_ledger
+from parseshot.recognition.ledger import GEOMETRY, PHOTOS, WHOLE, Ledger, LedgerRow, make_ledger
 from parseshot.recognition.records import EnrolledPhoto
 from parseshot.recognition.snapshot import Snapshot
 
@@ -58,7 +58,7 @@ class Explained:
         first, second = (one.ledger for one in self.classes[:2])
         gains = [second.of_part(part) - first.of_part(part) for part in range(len(self.parts))]
         best = max(range(len(gains)), key=gains.__getitem__)
-        others = [second.of_kind(kind) - first.of_kind(kind) for kind in (GEOMETRY, PHOTOS)]
+        others = [second.of_kind(kind) - first.of_kind(kind) for kind in (WHOLE, GEOMETRY, PHOTOS)]
         return best if gains[best] > 0 and gains[best] >= max(others) else None
 
     @property
@@ -138,9 +138,11 @@ def _part_in_photo(part: FoundPart, move: Move) -> FoundPart:
 
 def _moved(row: LedgerRow, move: Move, order: list[int], examples: tuple[Example, ...], size: int) -> LedgerRow:
     """The row with places in the photos' pixels, and the example that it names."""
-    if row.matched is None or row.place is None or row.matched_place is None:
+    if row.matched is None:
         return row
     at = order.index(row.matched)
+    if row.place is None or row.matched_place is None:
+        return replace(row, matched=at)
     where = _mapping(examples[at].photo, size)(row.matched_place)
     return replace(row, matched=at, place=move(row.place), matched_place=where)
 

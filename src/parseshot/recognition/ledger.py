@@ -1,8 +1,8 @@
 """An explanation as a ledger: the distance of Eq. 7 is a finite sum, and here are its rows.
 
-One row a part and scale of the query, one a part for its cells where a model compares them, one for the geometry, and
-one for the number of photos where the model is calibrated for it. What the rows add is the distance to the class, and
-times the model's scale the score.
+One row a part and scale of the query, one a part for its cells and one for the object as a whole where a model compares
+them, one for the geometry, and one for the number of photos where the model is calibrated for it. What the rows add is
+the distance to the class, and times the model's scale the score.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from parseshot.parts.distance import Distance
 from parseshot.recognition.calibration import Calibration
 from parseshot.recognition.explain import dop_of, places_of
 
-EXPRESSION, CELLS, GEOMETRY, PHOTOS = "expression", "cells", "geometry", "photos"
+EXPRESSION, CELLS, WHOLE, GEOMETRY, PHOTOS = "expression", "cells", "whole", "geometry", "photos"
 
 
 @dataclass(frozen=True)
 class LedgerRow:
     """One term of the distance between a query and a class. Places are (x, y) in pixels of the model's input."""
 
-    kind: str  # expression, cells, geometry or photos
+    kind: str  # expression, cells, whole, geometry or photos
     adds: float  # to the distance
     part: int | None = None  # from 0
     scale: int | None = None  # side of the query's template, in cells
@@ -96,6 +96,8 @@ def make_ledger(model: Model, query: Encoding, support: Encoding, fitted: Calibr
                     _pair(places[0, 0, part]), where, float(entropy[0, 0, part]),
                 )
             )  # fmt: skip
+    if method.config.whole:
+        rows.append(LedgerRow(WHOLE, float(terms.whole[0, 0]), matched=int(single.whole[0].argmin())))
     rows.append(LedgerRow(GEOMETRY, float(terms.geometry[0, 0].sum())))
     total = float(terms.total)
     if fitted is not None and fitted.advantage:
