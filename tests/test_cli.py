@@ -343,7 +343,7 @@ def test_checks_pass_and_methods_are_listed() -> None:
     found = json.loads(run("checks", "--json").stdout)
     assert found["checks"]["self test"] == "ok"
     listed = json.loads(run("methods", "--json").stdout)["methods"]
-    assert [one["name"] for one in listed[:4]] == ["dop", "dop-span", "dop-paper", "protonet"]
+    assert [one["name"] for one in listed[:4]] == ["dop", "dop-span", "dop-whole", "dop-paper"]
     (frn,) = (one for one in listed if one["name"] == "frn")
     assert (frn["year"], frn["parameters"], frn["fitted"], frn["maps"]) == (2021, 3, "a ridge regression a class", 1)
     assert "at test time: a ridge regression a class" in run("methods").stdout

@@ -147,13 +147,14 @@ def test_the_file_says_how_to_use_it(birds_onnx: Path) -> None:
     "build",
     [
         lambda: small("dop-span", part_channels=6, cells=4, mirrored=True),
+        lambda: small("dop-whole", part_channels=6),
         lambda: small("dop", location="uniform"),
         lambda: small("dop-paper"),
         lambda: Model.from_pretrained("cub-conv4"),
         lambda: Model.from_pretrained(DOCS / "cub-conv4-protonet"),
         pytest.param(lambda: Model.from_pretrained("default"), marks=[pytest.mark.slow, needs_wheel]),
     ],
-    ids=["span", "uniform", "paper", "cub-conv4", "protonet", "default"],
+    ids=["span", "whole", "uniform", "paper", "cub-conv4", "protonet", "default"],
 )
 def test_every_kind_of_model_can_be_exported(build: Callable[[], Model], tmp_path: Path) -> None:
     model = build()
@@ -264,6 +265,7 @@ def encoded(recognizer: Recognizer, photos: np.ndarray) -> dict[str, np.ndarray]
         ("dop", {"cells": 3}),
         ("dop", {"span": True}),
         ("dop-span", {"part_channels": 6, "cells": 4}),
+        ("dop-whole", {"part_channels": 6}),
         ("dop-paper", {}),
     ],
 )

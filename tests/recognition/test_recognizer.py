@@ -27,7 +27,7 @@ from parseshot.recognition.answer import Answer, Failure
 from parseshot.recognition.batch import photos_to_enroll, photos_to_recognise, to_csv, to_jsonl
 from parseshot.recognition.calibration import Calibration, _tasks, fit_calibration
 from parseshot.recognition.gallery import Gallery
-from parseshot.recognition.ledger import GEOMETRY, PHOTOS, make_ledger
+from parseshot.recognition.ledger import GEOMETRY, PHOTOS, WHOLE, make_ledger
 from parseshot.recognition.looking import energy_boxes, find_objects, read_photo
 from parseshot.recognition.recognizer import ONE_CLASS, Item, Recognizer
 
@@ -313,8 +313,13 @@ def test_another_model_is_refused_until_the_photos_are_encoded_again(
         fresh.predict(guide[0, 5])
 
 
-@given(st.sampled_from(["dop", "dop-paper", "dop-span"]), st.integers(1, 4), st.integers(1, 4), st.integers(0, 999))
-@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["dop", "dop-paper", "dop-span", "dop-whole"]),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 999),
+)
+@settings(max_examples=40, deadline=None)
 def test_the_rows_of_a_ledger_add_up(name: str, parts: int, photos: int, seed: int) -> None:
     torch.manual_seed(seed)
     made = Model(ModelConfig(backbone_options={"channels": 8}, method=name, method_options={"parts": parts})).eval()
@@ -330,10 +335,12 @@ def test_the_rows_of_a_ledger_add_up(name: str, parts: int, photos: int, seed: i
         score = made.method.logits(codes.take(slice(0, 1)), codes.take(slice(1, None)), torch.zeros(photos).long())
     assert ledger.score == pytest.approx(float(score), rel=1e-5, abs=1e-5)
     by_part = sum(ledger.of_part(part) for part in range(parts))
-    assert by_part + ledger.of_kind(GEOMETRY) == pytest.approx(ledger.distance, rel=1e-6, abs=1e-6)
+    assert by_part + ledger.of_kind(WHOLE) + ledger.of_kind(GEOMETRY) == pytest.approx(
+        ledger.distance, rel=1e-6, abs=1e-6
+    )
     kinds = [row.kind for row in ledger.rows]
     assert kinds.count(GEOMETRY) == 1
-    assert len(kinds) == 3 * parts + (parts if name == "dop-span" else 0) + 1
+    assert len(kinds) == 3 * parts + (parts if name == "dop-span" else 0) + (name == "dop-whole") + 1
     for row in ledger.rows[:-1]:
         assert row.weight is not None
         assert row.distance is not None

@@ -97,7 +97,8 @@ def make_ledger(model: Model, query: Encoding, support: Encoding, fitted: Calibr
                 )
             )  # fmt: skip
     if method.config.whole:
-        rows.append(LedgerRow(WHOLE, float(terms.whole[0, 0]), matched=int(single.whole[0].argmin())))
+        weight, photo = float(method.log_whole_weight.exp()), int(single.whole[0].argmin())
+        rows.append(LedgerRow(WHOLE, float(terms.whole[0, 0]), weight=weight, matched=photo))
     rows.append(LedgerRow(GEOMETRY, float(terms.geometry[0, 0].sum())))
     total = float(terms.total)
     if fitted is not None and fitted.advantage:
