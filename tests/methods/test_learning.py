@@ -15,7 +15,11 @@ from parseshot.engine.training import PretrainingConfig, TrainingConfig, draw, i
 from parseshot.methods import METHODS, takes_pairs
 
 MARGIN = 0.08  # of accuracy, 5-way 5-shot on 20 unseen species; the standard error of a figure is about 0.006
-OPTIONS: dict[str, dict] = {"dop-paper": {"eta": 0.01}}  # as its recipe: η = 1 as printed drowns the cross-entropy
+OPTIONS: dict[str, dict] = {
+    "dop-paper": {"eta": 0.01},  # as its recipe: η = 1 as printed drowns the cross-entropy
+    "dop-span": {"part_channels": 32},  # two from each of the 16 channels here; 224 are for 1,280
+    "dop-whole": {"part_channels": 32},
+}
 BUDGET = TrainingConfig(
     episodes=50, way=8, shots=3, queries=3, lr=2e-3, decay_every=35, validate_every=50, validation_episodes=2
 )
