@@ -136,6 +136,15 @@ def tables() -> dict[str, Table]:
                     Row(name, "efficientnet-protonet", (*_common(name), f"model.method={name}", *LONGER), RATES)
                     for name in LEADERS
                 ),
+                *(  # with as many weights as four projections to 224 channels
+                    Row(
+                        f"{name}, as wide",
+                        "efficientnet-protonet",
+                        (*COMMON, f"model.method={name}", *LONGER, "model.projection=896"),
+                        RATES,
+                    )
+                    for name in ("deepemd", "frn")
+                ),
             ),
         ),
         "conv4": Table("Conv-4 from scratch, the same 500 episodes of 100 images", tuple(_from_scratch())),
