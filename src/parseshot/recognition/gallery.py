@@ -307,8 +307,8 @@ class Gallery:
     def _check_model(self, stored: str | None, used: str) -> None:
         if stored is not None and stored != used:
             raise ModelError(
-                f"{self.name} holds encodings of the model {stored}, not of {used}; its photos are stored and can be "
-                "encoded again for this model: parseshot enroll GALLERY --again --model …"
+                f"{self.name} holds encodings of the model {stored}, not of {used}; name the model it was made with "
+                "(--model …), or encode its stored photos again for this one: parseshot enroll GALLERY --again --model …"
             )
 
     def _settle_model(self, connection: Connection, fingerprint: str, layout: Layout) -> None:
