@@ -140,11 +140,16 @@ def _cell_errors(query: Cells, shown: Dictionary) -> Tensor:
 
 
 def dictionary(vectors: Tensor, lam: Tensor, rho: Tensor) -> Dictionary:
-    """To regress on M vectors d of each part and class, [K, N, M, C], with λ [N]."""
-    gram = vectors @ vectors.mT  # [K, N, M, M]
+    """To regress on M vectors d of each part and class, [K, N, M, C], with λ [N].
+
+    In float64: an error of the Gram matrix grows by 1/λ² in its inverse, and in float32 classes side by side and one by
+    one would differ in the fourth digit.
+    """
+    exact = vectors.double()
+    gram = exact @ exact.mT  # [K, N, M, M]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    inverse = positive_inverse(gram + lam[:, None, None] * eye)
-    return Dictionary(vectors, rho**2 * (inverse @ gram @ inverse) - 2 * rho * inverse)
+    inverse = positive_inverse(gram + lam.double()[:, None, None] * eye)
+    return Dictionary(vectors, (rho**2 * (inverse @ gram @ inverse) - 2 * rho * inverse).to(vectors.dtype))
 
 
 def left_over(asked: Tensor, shown: Dictionary) -> Tensor:

@@ -308,7 +308,7 @@ class Gallery:
         if stored is not None and stored != used:
             raise ModelError(
                 f"{self.name} holds encodings of the model {stored}, not of {used}; name the model it was made with "
-                "(--model …), or encode its photos again for this one: parseshot enroll GALLERY --again --model …"
+                "(--model …), or have its photos encoded again: parseshot enroll GALLERY --again --model …"
             )
 
     def _settle_model(self, connection: Connection, fingerprint: str, layout: Layout) -> None:
