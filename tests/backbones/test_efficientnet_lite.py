@@ -127,9 +127,33 @@ def test_a_level_is_the_beginning_of_the_next() -> None:
         torch.testing.assert_close(nets[2].head(maps[1]), maps[2])
 
 
-@pytest.mark.parametrize("options", [{"level": "stride8"}, {"trainable_blocks": 19}, {"trainable_blocks": -1}])
-def test_impossible_options_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=r"stride16, stride32, head, not 'stride8'|head has 18 blocks, not (19|-1)"):
+@pytest.mark.parametrize("size", [64, 97, 100, 132, 224])
+@pytest.mark.parametrize("level", ["stride32", "head"])
+def test_dilated_adds_the_cells_between(level: str, size: int) -> None:
+    coarse, dense = random_net(level).eval(), EfficientNetLite0(level=level, pretrained=False, dilated=True).eval()
+    dense.load_state_dict(coarse.state_dict())
+    with torch.no_grad():
+        few, many = coarse(images(1, size)), dense(images(1, size))
+    assert many.shape[-1] == dense.grid(size) == 2 * coarse.grid(size) - 1
+    torch.testing.assert_close(many[:, :, ::2, ::2], few, rtol=1e-4, atol=1e-4)
+    assert dense.stride == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"level": "stride8"}, "stride16, stride32, head, not 'stride8'"),
+        ({"trainable_blocks": 19}, "head has 18 blocks, not 19"),
+        ({"trainable_blocks": -1}, "head has 18 blocks, not -1"),
+        ({"level": "stride16", "dilated": True}, "dilated: level stride16 has no halving to skip"),
+        (
+            {"paired": True, "dilated": True},
+            "paired: the map at stride 16 goes with level stride32 or head, not dilated",
+        ),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         EfficientNetLite0(pretrained=False, **options)
 
 

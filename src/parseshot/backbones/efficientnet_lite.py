@@ -71,28 +71,50 @@ class EfficientNetLite0(Backbone):
     The last `trainable_blocks` of the blocks can be trained; those before stay as they are, in evaluation mode whatever
     `train` says, so that their batch norms keep ImageNet's statistics. The first convolution and the head count as
     blocks. With `pretrained=False` the weights are random: for training all blocks, or to be loaded into. `paired` adds
-    the map at stride 16 to one at stride 32.
+    the map at stride 16 to one at stride 32. `dilated` adds the cells between the cells of the latter: the last halving
+    is skipped and convolutions after it step over every other cell ("à trous"), so that of 2G − 1 cells a side every
+    other is what it was.
     """
 
     def __init__(
-        self, *, level: str = "head", pretrained: bool = True, trainable_blocks: int = 0, paired: bool = False
+        self,
+        *,
+        level: str = "head",
+        pretrained: bool = True,
+        trainable_blocks: int = 0,
+        paired: bool = False,
+        dilated: bool = False,
     ) -> None:
         super().__init__()
         if level not in LEVELS:
             raise UsageError(f"efficientnet_lite0 has the levels {', '.join(LEVELS)}, not {level!r}")
         stages, with_head, self.stride = LEVELS[level]
-        if paired and self.stride == 16:
-            raise UsageError("efficientnet_lite0 paired: the map at stride 16 goes with level stride32 or head")
+        if paired and (self.stride == 16 or dilated):
+            raise UsageError(
+                "efficientnet_lite0 paired: the map at stride 16 goes with level stride32 or head, not dilated"
+            )
+        if dilated and self.stride == 16:
+            raise UsageError("efficientnet_lite0 dilated: level stride16 has no halving to skip")
+        self.stride, self.dilated = (16 if dilated else self.stride), dilated
         self.fine_channels, self.fine_at = (STAGES[4][-1] if paired else 0), sum(stage[0] for stage in STAGES[:5])
         self.normalise = Normalise(mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
         self.stem = ConvNorm(3, STEM, kernel=3, stride=2)
         self.blocks = nn.ModuleList()
-        channels = STEM
+        channels, reached, dilation = STEM, 2, 1
         for repeats, kernel, first_stride, expansion, out_channels in STAGES[:stages]:
             for stride in (first_stride, *(1,) * (repeats - 1)):
-                block = InvertedResidual(channels, out_channels, kernel=kernel, stride=stride, expansion=expansion)
+                skipped = reached * stride > self.stride
+                block = InvertedResidual(
+                    channels,
+                    out_channels,
+                    kernel=kernel,
+                    stride=1 if skipped else stride,
+                    expansion=expansion,
+                    dilation=dilation,
+                )
                 self.blocks.append(block)
                 channels = out_channels
+                dilation, reached = (dilation * stride, reached) if skipped else (dilation, reached * stride)
         self.head = ConvNorm(channels, HEAD) if with_head else nn.Identity()
         self.out_channels = HEAD if with_head else channels
         initialise(self)
@@ -112,7 +134,7 @@ class EfficientNetLite0(Backbone):
 
     def grid(self, size: int) -> int:
         """G for a square input of `size` pixels: "SAME" padding keeps an odd last row at every halving."""
-        return -(-size // self.stride)
+        return 2 * -(-size // 32) - 1 if self.dilated else -(-size // self.stride)
 
     def train(self, mode: bool = True) -> "EfficientNetLite0":
         """Training mode for the trainable blocks; the frozen ones stay in evaluation mode."""
@@ -139,6 +161,8 @@ class EfficientNetLite0(Backbone):
             x = block(x)  # [B, 16, 112, 112] … [B, 112, 14, 14] … [B, 320, 7, 7]
             if number == self.fine_at:
                 fine = x
+        if self.dilated:  # of an even number of cells the first lies before the coarse ones
+            x = x[..., 1 - x.shape[-2] % 2 :, 1 - x.shape[-1] % 2 :]
         last: Tensor = self.head(x)  # [B, C, G, G]
         return pack_pair(last, fine) if self.fine_channels else last
 
@@ -146,11 +170,13 @@ class EfficientNetLite0(Backbone):
 class InvertedResidual(nn.Module):
     """Widen 1×1, convolve each channel by itself, narrow 1×1; beside the identity where the shape stays."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, kernel: int, stride: int, expansion: int) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, *, kernel: int, stride: int, expansion: int, dilation: int = 1
+    ) -> None:
         super().__init__()
         inner = in_channels * expansion
         self.expand = ConvNorm(in_channels, inner) if expansion > 1 else nn.Identity()
-        self.depthwise = ConvNorm(inner, inner, kernel=kernel, stride=stride, groups=inner)
+        self.depthwise = ConvNorm(inner, inner, kernel=kernel, stride=stride, dilation=dilation, groups=inner)
         self.project = ConvNorm(inner, out_channels, activate=False)
         self.residual = stride == 1 and in_channels == out_channels
 
@@ -176,18 +202,20 @@ class ConvNorm(nn.Module):
         *,
         kernel: int = 1,
         stride: int = 1,
+        dilation: int = 1,
         groups: int = 1,
         activate: bool = True,
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, out_channels, kernel, stride=stride, groups=groups, bias=False)
         self.norm = nn.BatchNorm2d(out_channels, eps=1e-3, momentum=0.01)
-        self.kernel, self.stride, self.groups, self.activate = kernel, stride, groups, activate
+        self.reach, self.activate = (kernel - 1) * dilation + 1, activate
+        self.stride, self.dilation, self.groups = stride, dilation, groups
 
     def forward(self, x: Tensor) -> Tensor:
-        x, padding = pad_same(x, kernel=self.kernel, stride=self.stride)
+        x, padding = pad_same(x, kernel=self.reach, stride=self.stride)
         weight, bias = (self.conv.weight, None) if self.norm.training else self.folded()
-        x = F.conv2d(x, weight, bias, stride=self.stride, padding=padding, groups=self.groups)  # [B, out, H/s, W/s]
+        x = F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)  # [B, out, H/s, W/s]
         if self.norm.training:
             x = self.norm(x)
         return F.relu6(x, inplace=True) if self.activate else x

@@ -110,10 +110,10 @@ def _tries() -> Iterator[Row]:
 
 def _from_scratch() -> Iterator[Row]:
     """Conv-4 and the best methods on it: the same steps and images, DOP on the 10×10 grid of its recipe."""
-    for name, narrow in (("dop", {}), ("dop-span", {"part_channels": 64})):  # as wide as Conv-4's map
+    for name, narrow in (("dop-whole", {"part_channels": 64}), ("dop", {})):  # as wide as Conv-4's map
         told = _options({"representatives": 1.0, **narrow})
         yield Row(f"{name}, all base classes", "conv4-dop", (*SHORT, f"model.method={name}", *told))
-    for name in ("deepemd", "bi-frn", "saml", "frn", "protonet"):
+    for name in ("deepemd", "bi-frn", "frn", "protonet"):
         yield Row(name, "conv4-protonet", (*SHORT, f"model.method={name}"))
 
 

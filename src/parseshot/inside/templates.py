@@ -128,7 +128,8 @@ def visible_shares(seen: Seen) -> np.ndarray:
     """[S, K]: the share of ‖D‖², all channels together, inside of the picture where the part peaks; mean of photos."""
     nu, found = seen.encoding["nu"], []
     for scale, maps in enumerate(seen.method.templates()):
-        inside = visible_squared_norms(maps, seen.model.grid).sum(1) / squared_norms(maps).sum(1)[:, None, None]
+        inside = visible_squared_norms(maps, seen.model.grid, seen.method.config.spacing).sum(1)
+        inside = inside / squared_norms(maps).sum(1)[:, None, None]
         peak = nu[:, scale].flatten(2).argmax(2)  # [n, K]
         found.append(inside.flatten(1).gather(1, peak.T).mean(1))  # of [K, G²]
     return torch.stack(found).numpy()

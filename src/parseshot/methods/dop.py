@@ -39,6 +39,7 @@ class DOPConfig(Config):
     preset: Literal["lasso", "paper", "span", "whole"] = "lasso"  # the name this configuration started from
     parts: int = Field(4, ge=1, le=64)  # K
     scales: Annotated[tuple[int, ...], AfterValidator(_odd_sides)] = (1, 3, 5)  # S
+    spacing: int = Field(1, ge=1, le=8)  # cells from one entry of a template to the next: 2 behind a dilated backbone
     exact: bool = True  # the scalar LASSO solution and masked norms; otherwise Eq. 4–6 as printed
     normalised: bool = True  # unit RMS, unit length, means instead of sums, learned T, gamma and logit scale
     lam: float = Field(0.05, ge=0)  # λ of Eq. 1, in units of φ·D
@@ -82,10 +83,9 @@ class DOP(Method):
     def __init__(self, channels: int, size: int, config: DOPConfig) -> None:
         super().__init__()
         self.config = config
-        if max(config.scales) > size:
-            raise UsageError(
-                f"scales {list(config.scales)}: {max(config.scales)} is larger than the grid {size}×{size}"
-            )
+        reach = (max(config.scales) - 1) * config.spacing + 1
+        if reach > size:
+            raise UsageError(f"scales {list(config.scales)}: {reach} is larger than the grid {size}×{size}")
         beyond = [name for name in ("span", "part_channels", "cells") if getattr(config, name)]
         if beyond and not config.normalised:
             raise UsageError(f"{beyond[0]}: needs normalised features, so not the preset paper")
@@ -145,6 +145,7 @@ class DOP(Method):
             normalised=config.normalised,
             zeta=config.zeta,
             located=None if config.location == "templates" else self.located(features, hard=hard),
+            spacing=config.spacing,
         )
 
     def located(self, features: Tensor, *, hard: bool = False) -> Tensor:
@@ -194,6 +195,7 @@ class DOP(Method):
             exact=self.config.exact,
             normalised=True,
             located=shares.new_full((shares.shape[0], 1, *shares.shape[-2:]), 1 / cells),
+            spacing=self.config.spacing,
         )
         return unit_length(found.z.flatten(2))[:, :, None]
 

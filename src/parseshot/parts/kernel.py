@@ -26,46 +26,49 @@ BLOCK_ELEMENTS = 1 << 19  # elements of x visited at a time: 2 MiB in float32, m
 
 
 @functools.lru_cache(maxsize=64)
-def _bands(size: int, side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One-hot [s, G, G]: entry (dx, x, x') is 1 where x' = x + dx − s//2 lies inside the grid."""
+def _bands(size: int, side: int, spacing: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One-hot [s, G, G]: entry (dx, x, x') is 1 where x' = x + (dx − s//2)·spacing lies inside the grid."""
     with torch.inference_mode(False):  # the cache outlives the mode it is filled in, and training may use it next
-        offset = torch.arange(side).view(-1, 1, 1) - side // 2
+        offset = (torch.arange(side).view(-1, 1, 1) - side // 2) * spacing
         x, x_source = torch.arange(size).view(1, -1, 1), torch.arange(size).view(1, 1, -1)
         return (x_source == x + offset).to(dtype=dtype, device=device)  # [s, G, G]
 
 
-def correlation_matrix(templates: Tensor, size: int) -> Tensor:
+def correlation_matrix(templates: Tensor, size: int, spacing: int = 1) -> Tensor:
     """Templates as the left factor of the correlation: [K, C, s, s] → [C, K·G, s·G], and [C, K, 1] for s = 1."""
     parts, channels, side, _ = templates.shape
     if side == 1:
         return templates.reshape(parts, channels, 1).transpose(0, 1).contiguous()
-    bands = _bands(size, side, templates.dtype, templates.device)
+    bands = _bands(size, side, spacing, templates.dtype, templates.device)
     matrix = torch.einsum("kcyd,dgh->ckgyh", templates, bands)  # [C, K, G, s, G]
     return matrix.reshape(channels, parts * size, side * size)
 
 
-def _columns(phi: Tensor, side: int) -> Tensor:
+def _shifts(side: int, spacing: int, size: int) -> list[tuple[int, int, int, int]]:
+    """For each row of a template: its number, its distance from the middle one, and the rows that it meets there."""
+    shifts = [(row, (row - side // 2) * spacing) for row in range(side)]
+    return [(row, shift, max(0, -shift), min(size, size - shift)) for row, shift in shifts if abs(shift) < size]
+
+
+def _columns(phi: Tensor, side: int, spacing: int) -> Tensor:
     """Right factor of the correlation: [c, G, G, B] → [c, s·G, G·B], the s zero-padded neighbouring rows stacked."""
     channels, size, _, batch = phi.shape
     if side == 1:
         return phi.view(channels, 1, size * size * batch)
     stacked = phi.new_zeros(channels, side, size, size, batch)
-    for row, shift in enumerate(range(-(side // 2), side // 2 + 1)):
-        low, high = max(0, -shift), min(size, size - shift)
-        if low < high:
-            stacked[:, row, :, low:high] = phi[:, :, low + shift : high + shift]
+    for row, shift, low, high in _shifts(side, spacing, size):
+        stacked[:, row, :, low:high] = phi[:, :, low + shift : high + shift]
     return stacked.view(channels, side * size, size * batch)
 
 
-def _fold(columns: Tensor, side: int, size: int, batch: int) -> Tensor:
+def _fold(columns: Tensor, side: int, spacing: int, size: int, batch: int) -> Tensor:
     """Adjoint of `_columns`: [c, s·G, G·B] → [c, G, G, B]."""
     if side == 1:
         return columns.view(-1, size, size, batch)
     stacked = columns.view(-1, side, size, size, batch)
     total = stacked[:, side // 2].clone()
-    for row, shift in enumerate(range(-(side // 2), side // 2 + 1)):
-        low, high = max(0, -shift), min(size, size - shift)
-        if shift and low < high:
+    for row, shift, low, high in _shifts(side, spacing, size):
+        if shift:
             total[:, :, low + shift : high + shift] += stacked[:, row, :, low:high]
     return total
 
@@ -83,6 +86,7 @@ class LocateAndExpress(torch.autograd.Function):
         sharpness: Tensor | None,
         given: Tensor | None,
         positive: bool,
+        spacing: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         channels, size, _, batch = phi.shape
         parts, cells = unit.shape[1], size * size
@@ -94,7 +98,7 @@ class LocateAndExpress(torch.autograd.Function):
         kept = []
         score = phi.new_zeros(parts, cells, batch)
         for span in blocks:
-            x = torch.bmm(matrix[span], _columns(phi[span], side)).view(-1, parts, cells, batch)  # r
+            x = torch.bmm(matrix[span], _columns(phi[span], side, spacing)).view(-1, parts, cells, batch)  # r
             x.mul_(unit[span, :, :, None])  # a = θ ∗ φ
             if positive:
                 x.sub_(level[span, :, None, None]).relu_()
@@ -120,13 +124,14 @@ class LocateAndExpress(torch.autograd.Function):
             ctx.mark_non_differentiable(score)
             if any(ctx.needs_input_grad):
                 ctx.save_for_backward(phi, matrix, unit, level, sharpness, nu, score, *kept)
-                ctx.side, ctx.positive, ctx.blocks, ctx.given = side, positive, blocks, given is not None
+                ctx.side, ctx.spacing, ctx.positive, ctx.blocks = side, spacing, positive, blocks
+                ctx.given = given is not None
         return nu, expression, score
 
     @staticmethod
     def backward(ctx: Any, grad_nu: Tensor, grad_expression: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         phi, matrix, unit, level, sharpness, nu, score, *kept = ctx.saved_tensors
-        size, batch = phi.shape[1], phi.shape[3]
+        size, batch, shape = phi.shape[1], phi.shape[3], (ctx.side, ctx.spacing)
         work = torch.empty_like(kept[0])
         grad_expression = grad_expression.contiguous()
 
@@ -156,9 +161,9 @@ class LocateAndExpress(torch.autograd.Function):
                 response = 0.0
             grad_unit[span] = (grad_x * x).sum(-1).add_(response).div_(unit[span])  # a = r·unit, so r = a/unit
             grad_r = grad_x.mul_(unit[span, :, :, None]).view(len(x), matrix.shape[1], -1)
-            grad_phi[span] = _fold(torch.bmm(matrix[span].transpose(1, 2), grad_r), ctx.side, size, batch)
-            torch.bmm(grad_r, _columns(phi[span], ctx.side).transpose(1, 2), out=grad_matrix[span])
-        return grad_phi, grad_matrix, grad_unit, grad_level, grad_sharpness, grad_given, None
+            grad_phi[span] = _fold(torch.bmm(matrix[span].transpose(1, 2), grad_r), *shape, size, batch)
+            torch.bmm(grad_r, _columns(phi[span], *shape).transpose(1, 2), out=grad_matrix[span])
+        return grad_phi, grad_matrix, grad_unit, grad_level, grad_sharpness, grad_given, None, None
 
 
 def locate_and_express(
@@ -170,6 +175,7 @@ def locate_and_express(
     *,
     positive: bool,
     given: Tensor | None = None,
+    spacing: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. 5 and 6 for one scale.
 
@@ -181,17 +187,18 @@ def locate_and_express(
         None takes the argmax of Eq. 4 (no gradient).
     positive: x = max(0, a − λ_c), the LASSO solution; otherwise x = a, as printed.
     given: one ν for all parts, [G, G, B], in place of Eq. 4 or 5.
+    spacing: cells from one entry of a template to the next.
 
     Returns nu [K, G, G, B], the expression E_ν[x] [C, K, B], and the summed gain [K, G, G, B] without gradient
     (as printed: less the constant Σ_c λ_c²).
     """
     if torch.compiler.is_exporting():
-        return plainly(phi, templates, unit, level, sharpness, positive=positive, given=given)
+        return plainly(phi, templates, unit, level, sharpness, positive=positive, given=given, spacing=spacing)
     parts, size = templates.shape[0], phi.shape[1]
-    matrix = correlation_matrix(templates, size)
+    matrix = correlation_matrix(templates, size, spacing)
     cells = None if given is None else given.reshape(1, size * size, -1)
     nu, expression, score = LocateAndExpress.apply(
-        phi.contiguous(), matrix, unit.flatten(2).contiguous(), level.contiguous(), sharpness, cells, positive
+        phi.contiguous(), matrix, unit.flatten(2).contiguous(), level.contiguous(), sharpness, cells, positive, spacing
     )
     grid = (parts, size, size, phi.shape[3])
     return nu.view(grid), expression, score.view(grid)
@@ -206,9 +213,10 @@ def plainly(
     *,
     positive: bool,
     given: Tensor | None = None,
+    spacing: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`locate_and_express` with the usual operators: the same for any batch, so that a graph of it can be exported."""
-    response = correlate(phi.permute(3, 0, 2, 1), templates)  # [B, K, C, G, G], cells ordered [row, column]
+    response = correlate(phi.permute(3, 0, 2, 1), templates, spacing)  # [B, K, C, G, G], cells ordered [row, column]
     x = response.permute(2, 1, 4, 3, 0) * unit.unsqueeze(-1)  # a, [C, K, G, G, B], cells ordered [x, y]
     level = level[:, :, None, None, None]
     if positive:

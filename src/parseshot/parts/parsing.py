@@ -56,6 +56,7 @@ def parse(
     normalised: bool,
     zeta: float = 0.0,
     located: Tensor | None = None,
+    spacing: int = 1,
 ) -> Parse:
     """Algorithm 1 on features phi [B, C, G, G], with templates [K, C, s, s] for each of S scales.
 
@@ -64,6 +65,7 @@ def parse(
     exact: the scalar LASSO solution, on the visible part of a template; otherwise as printed, zeros outside and ζ.
     normalised: φ scaled to unit root mean square an image, and the mean over channels in Eq. 5 instead of the sum.
     located: ν of all parts for each scale, [B, S, G, G], instead of Eq. 4 or 5: to see what locating parts is good for.
+    spacing: cells from one entry of a template to the next; 2 on a grid that has cells between those D was made for.
     """
     channels, size = phi.shape[1], phi.shape[-1]
     if normalised:
@@ -73,7 +75,7 @@ def parse(
     for index, template in enumerate(templates):
         norm = squared_norms(template).sqrt()  # ‖D‖, [K, C]
         if exact:
-            unit = norm[..., None, None] / visible_squared_norms(template, size)  # [K, C, G, G]
+            unit = norm[..., None, None] / visible_squared_norms(template, size, spacing)  # [K, C, G, G]
         else:
             unit = norm.reciprocal()[..., None, None].expand(-1, -1, size, size)
         sharpness = None if temperature is None else temperature[index].reciprocal()
@@ -87,6 +89,7 @@ def parse(
             sharpness,
             positive=exact,
             given=None if located is None else located[:, index].permute(2, 1, 0),
+            spacing=spacing,
         )  # nu, score [K, G, G, B], expression [C, K, B]
         z = expression / norm.T.unsqueeze(-1)  # [C, K, B]
         if not exact:  # S_ζ of Eq. 6

@@ -42,10 +42,10 @@ class Templates(nn.Module):
         return list(self.maps)
 
 
-def correlate(phi: Tensor, templates: Tensor) -> Tensor:
+def correlate(phi: Tensor, templates: Tensor, spacing: int = 1) -> Tensor:
     """Response r = (D ∗ φ)(μ), a cross-correlation a channel with zeros outside the grid.
 
-    phi [B, C, G, G] and templates [K, C, s, s] give [B, K, C, G, G].
+    phi [B, C, G, G] and templates [K, C, s, s] give [B, K, C, G, G]. Entries of a template lie `spacing` cells apart.
 
     >>> phi = torch.tensor([[[[0., 0., 0.], [0., 2., 0.], [0., 0., 1.]]]])
     >>> correlate(phi, torch.ones(1, 1, 3, 3))[0, 0, 0]
@@ -55,7 +55,7 @@ def correlate(phi: Tensor, templates: Tensor) -> Tensor:
     """
     parts, channels, side, _ = templates.shape
     kernels = templates.transpose(0, 1).reshape(channels * parts, 1, side, side)
-    responses = F.conv2d(phi, kernels, padding=side // 2, groups=channels)  # [B, C·K, G, G]
+    responses = F.conv2d(phi, kernels, padding=side // 2 * spacing, dilation=spacing, groups=channels)  # [B, C·K, G, G]
     return responses.unflatten(1, (channels, parts)).transpose(1, 2)  # [B, K, C, G, G]
 
 
@@ -64,7 +64,7 @@ def squared_norms(templates: Tensor) -> Tensor:
     return templates.square().sum((-1, -2)).clamp_min(EPS)
 
 
-def visible_squared_norms(templates: Tensor, size: int) -> Tensor:
+def visible_squared_norms(templates: Tensor, size: int, spacing: int = 1) -> Tensor:
     """‖D_M‖², the part of ‖D‖² that falls on a G×G grid when the template is centred at each cell: [K, C, G, G].
 
     >>> visible_squared_norms(torch.ones(1, 1, 3, 3), 3)[0, 0]
@@ -75,4 +75,5 @@ def visible_squared_norms(templates: Tensor, size: int) -> Tensor:
     parts, channels, side, _ = templates.shape
     inside = templates.new_ones(1, 1, size, size)
     squares = templates.square().reshape(parts * channels, 1, side, side)
-    return F.conv2d(inside, squares, padding=side // 2).view(parts, channels, size, size).clamp_min(EPS)
+    visible = F.conv2d(inside, squares, padding=side // 2 * spacing, dilation=spacing)
+    return visible.view(parts, channels, size, size).clamp_min(EPS)
