@@ -59,6 +59,9 @@ def test_rows_are_done_once_and_compared_in_pairs(three: Path, tmp_path: Path, m
     assert (30, 30, "second: episodes") in shown
     assert said[0].startswith("3 of 3 rows to do, about 0.0 hours")
     assert [row["name"] for row in result["rows"]] == ["first", "second"]
+    (run,) = tmp_path.glob("second-*")
+    everything = sum(weight.numel() for weight in Model.from_pretrained(run / "best").parameters())
+    assert result["rows"][1]["trained_weights"] == everything  # the backbone is trained as well
     assert list(result["failed"]) == ["bad one"]
     assert "larger than the grid" in result["failed"]["bad one"]
     kept = {name: np.load(tmp_path / "rows" / f"{name}.npz") for name in ("first", "second")}

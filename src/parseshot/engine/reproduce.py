@@ -201,9 +201,7 @@ def _do(
             "evaluation_cpu_seconds": 0.0,
             "threads": torch.get_num_threads(),
             "entropy": _entropy(encoded[protocol.split]),
-            "trained_weights": sum(
-                weight.numel() for part in (model.projection, model.method) for weight in part.parameters()
-            ),
+            "trained_weights": _trained_weights(model, recipe),
             "recipe": recipe.model_dump(mode="json"),
         },
     )
@@ -221,6 +219,12 @@ def _do(
         if progress:
             progress(done.episodes, protocol.episodes, f"{row.name}: episodes")
     return done
+
+
+def _trained_weights(model: Model, recipe: Recipe) -> int:
+    """Those of the backbone count where it is trained, not where its features are cached."""
+    parts = [model.projection, model.method, *([] if recipe.training.cached_views is not None else [model.backbone])]
+    return sum(weight.numel() for part in parts for weight in part.parameters())
 
 
 def _column(split: str, shots: object) -> str:
