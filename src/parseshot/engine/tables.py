@@ -109,7 +109,7 @@ def _tries() -> Iterator[Row]:
 
 
 def _from_scratch() -> Iterator[Row]:
-    """Conv-4 and the best methods on it: the same steps and images, DOP on the 10×10 grid of its recipe, peers on 5×5."""
+    """The best methods on Conv-4: the same steps and images; DOP on the 10×10 grid of its recipe, peers on 5×5."""
     for name, narrow in (("dop-whole", {"part_channels": 64}), ("dop", {})):  # as wide as Conv-4's map
         told = _options({"representatives": 1.0, **narrow})
         yield Row(f"{name}, all base classes", "conv4-dop", (*SHORT, f"model.method={name}", *told))
