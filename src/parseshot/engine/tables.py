@@ -20,7 +20,7 @@ COMMON = (
 WITHOUT = {"dop-span", "dop-whole"}  # bring projections of their own
 LONGER = ("training.episodes=300", "training.decay_every=150", "training.blank_cells=0.2")  # as dop-span's recipe
 LEADERS = ("dop-span", "dop", "deepemd", "frn", "srm", "bi-frn", "saml", "dn4")  # the best of the table of methods
-SHORT = ("training.episodes=1000", "training.decay_every=350", "training.average=0.97", "training.watch_every=20")
+SHORT = ("training.episodes=500", "training.decay_every=200", "training.average=0.97", "training.watch_every=20")
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def tables() -> dict[str, Table]:
                 ),
             ),
         ),
-        "conv4": Table("Conv-4 from scratch, the same 1,000 episodes of 100 images", tuple(_from_scratch())),
+        "conv4": Table("Conv-4 from scratch, the same 500 episodes of 100 images", tuple(_from_scratch())),
         "tries": Table("Parts that earn their place: one thing changed in dop-span", tuple(_tries()), ("novel", "val")),
         "presets": Table(
             "Preset against preset",
