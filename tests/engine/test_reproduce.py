@@ -12,11 +12,11 @@ from parseshot.engine import rates
 from parseshot.engine import reproduce as module
 from parseshot.engine.evaluation import evaluate
 from parseshot.engine.model import Model
-from parseshot.engine.paired_table import markdown
+from parseshot.engine.paired_table import markdown, summary
 from parseshot.engine.protocol import Protocol
 from parseshot.engine.rates import beyond
 from parseshot.engine.reproduce import reproduce
-from parseshot.engine.rows import slug
+from parseshot.engine.rows import Done, slug
 from parseshot.engine.tables import RATES, Row, Table, tables
 from parseshot.errors import ModelError, Stopped, UsageError
 from parseshot.methods import build_method
@@ -232,3 +232,20 @@ def test_rows_are_recipes_that_can_be_built(table: str) -> None:
     for row in rows:
         recipe = module._recipe(row, "cub", [])
         build_method(recipe.model.method, 8, 7, recipe.model.method_options, fine=8)
+
+
+@pytest.mark.parametrize("ranked", [True, False])
+def test_a_ranked_table_keeps_its_first_row_first(ranked: bool, birds: Pack) -> None:
+    means = {"first": 0.5, "low": 0.4, "high": 0.9, "middle": 0.6}
+    told = {"trained_weights": 1, "lr": 1e-3, "training_cpu_seconds": 1.0, "evaluation_cpu_seconds": 1.0}
+    rows = [Done(name, {"1": np.full(4, mean), "5": np.full(4, mean)}, told) for name, mean in means.items()]
+    table = Table("Four rows", tuple(Row(name, "dop") for name in means), ranked=ranked)
+    found = summary(table, birds, Protocol(episodes=4), rows, {})
+    wanted = ["first", "high", "middle", "low"] if ranked else list(means)
+    assert [row["name"] for row in found["rows"]] == wanted
+    assert {row["name"]: row["shots"]["1"]["difference"] for row in found["rows"]} == {
+        "first": None,
+        "low": -10.0,
+        "high": 40.0,
+        "middle": 10.0,
+    }

@@ -28,6 +28,8 @@ def summary(
                 "difference_interval_95": None if done is rows[0] else round(100 * apart.half_width, 2),
             }
         lines.append({"name": done.name, "episodes": done.episodes, "shots": shots, **done.told})
+    if table.ranked:
+        lines[1:] = sorted(lines[1:], key=lambda line: -sum(each["accuracy"] for each in line["shots"].values()))
     return {
         "schema_version": SCHEMA_VERSION,
         "title": table.title,

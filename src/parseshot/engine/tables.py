@@ -40,6 +40,7 @@ class Table:
     title: str
     rows: tuple[Row, ...]
     splits: tuple[str, ...] = ("novel",)  # whose classes the rows are evaluated on
+    ranked: bool = False  # the other rows by their accuracy instead of as they stand
 
 
 def _common(method: str) -> tuple[str, ...]:
@@ -122,10 +123,10 @@ def tables() -> dict[str, Table]:
     """What can be reproduced, by name. The first row is what the others are compared with."""
     both = tuple(
         Row(f"{name}, all base classes", "efficientnet-dop", (*_common(name), f"model.method={name}"), RATES)
-        for name in ("dop", "dop-span", "dop-whole")
+        for name in ("dop-whole", "dop-span", "dop")
     )
     return {
-        "methods": Table("Every method on the same frozen features", (*both, *_methods())),
+        "methods": Table("Every method on the same frozen features", (*both, *_methods()), ranked=True),
         "leaders": Table(
             "The leaders, all trained as long as the recipe of dop-span and with blank cells",
             (
