@@ -265,7 +265,7 @@ def encoded(recognizer: Recognizer, photos: np.ndarray) -> dict[str, np.ndarray]
         ("dop", {"cells": 3}),
         ("dop", {"span": True}),
         ("dop-span", {"part_channels": 6, "cells": 4}),
-        ("dop-whole", {"part_channels": 6}),
+        ("dop-whole", {"part_channels": 6, "cells": 0}),
         ("dop-whole", {"part_channels": 6, "cells": 4}),
         ("dop-paper", {}),
     ],

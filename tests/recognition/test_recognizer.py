@@ -340,7 +340,7 @@ def test_the_rows_of_a_ledger_add_up(name: str, parts: int, photos: int, seed: i
     )
     kinds = [row.kind for row in ledger.rows]
     assert kinds.count(GEOMETRY) == 1
-    assert len(kinds) == 3 * parts + (parts if name == "dop-span" else 0) + (name == "dop-whole") + 1
+    assert len(kinds) == 3 * parts + (parts if name in ("dop-span", "dop-whole") else 0) + (name == "dop-whole") + 1
     for row in ledger.rows[:-1]:
         assert row.weight is not None
         assert row.distance is not None

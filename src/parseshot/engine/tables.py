@@ -111,7 +111,7 @@ def _tries() -> Iterator[Row]:
 
 def _from_scratch() -> Iterator[Row]:
     """The best methods on Conv-4: the same steps and images; DOP on the 10×10 grid of its recipe, peers on 5×5."""
-    for name, narrow in (("dop-whole", {"part_channels": 64}), ("dop", {})):  # as wide as Conv-4's map
+    for name, narrow in (("dop-whole", {"part_channels": 64, "cells": 0}), ("dop", {})):  # as wide as Conv-4's map
         told = _options({"representatives": 1.0, **narrow})
         yield Row(f"{name}, all base classes", "conv4-dop", (*SHORT, f"model.method={name}", *told))
     for name in ("deepemd", "bi-frn", "frn", "protonet"):
@@ -131,9 +131,9 @@ def tables() -> dict[str, Table]:
             "The leaders, all trained as long as the recipe of dop-span and with blank cells",
             (
                 _leading("dop-whole, all base classes", "dop-whole", ()),  # at 3e-3, as its recipe
-                _leading("dop-whole, one part as wide", "dop-whole", (), parts=1, part_channels=896),
-                _leading("dop-whole, 12 cells a part", "dop-whole", (), cells=12),
-                _leading("dop-whole, parts everywhere (uniform ν)", "dop-whole", (), location="uniform"),
+                _leading("dop-whole, one part as wide", "dop-whole", (), parts=1, part_channels=896, cells=48),
+                _leading("dop-whole, no cells", "dop-whole", (), cells=0),
+                _leading("dop-whole, parts everywhere (uniform ν)", "dop-whole", (), location="uniform", cells=49),
                 _leading("dop-span, 8 parts, all base classes", "dop-span", parts=8, cells=6),
                 _leading("dop-span, all base classes", "dop-span"),
                 *(

@@ -66,7 +66,7 @@ class DOPConfig(Config):
 PRESETS = {
     "lasso": DOPConfig(),
     "span": DOPConfig(preset="span", span=True, part_channels=224, cells=12),
-    "whole": DOPConfig(preset="whole", span=True, part_channels=224, whole=1.0),
+    "whole": DOPConfig(preset="whole", span=True, part_channels=224, cells=12, whole=1.0),
     "paper": DOPConfig(preset="paper", exact=False, normalised=False, lam=0.05, gamma=0.01),
 }
 
