@@ -133,7 +133,7 @@ def tables() -> dict[str, Table]:
                 _leading("dop-whole, all base classes", "dop-whole", ()),  # at 3e-3, as its recipe
                 _leading("dop-whole, one part as wide", "dop-whole", (), parts=1, part_channels=896, cells=48),
                 _leading("dop-whole, no cells", "dop-whole", (), cells=0),
-                _leading("dop-whole, parts everywhere (uniform ν)", "dop-whole", (), location="uniform", cells=49),
+                _leading("dop-whole, no cells, uniform ν", "dop-whole", (), location="uniform", cells=0),
                 _leading("dop-span, 8 parts, all base classes", "dop-span", parts=8, cells=6),
                 _leading("dop-span, all base classes", "dop-span"),
                 *(
