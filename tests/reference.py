@@ -934,3 +934,39 @@ def many_headed(values: np.ndarray, positions: np.ndarray, weights, biases, merg
 
 def norm_token(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     return (x - x.mean()) / math.sqrt(x.var() + 1e-5) * weight + bias
+
+
+def kind_place(maps: np.ndarray, middle: np.ndarray, centre: np.ndarray, temperature: float) -> tuple[float, float]:
+    """Where a kind of cell lies on a photo with features [C, G, G]: mean of (x, y) by softmax of the cosine."""
+    size = maps.shape[-1]
+    total, x_sum, y_sum = 0.0, 0.0, 0.0
+    for y in range(size):
+        for x in range(size):
+            cell = maps[:, y, x] - middle
+            weight = math.exp(float(cell @ centre) / np.linalg.norm(cell) / temperature)
+            total, x_sum, y_sum = total + weight, x_sum + weight * x, y_sum + weight * y
+    return x_sum / total, y_sum / total
+
+
+def layout_untold(mu: np.ndarray, places: np.ndarray, counts: np.ndarray, size: int, ridge: float, far: float) -> float:
+    """docs/paper.md "Parts that tell where all else lies": mu [B, K, 2], places [B, M, 2], counts [B, M]."""
+    photos, kinds = counts.shape
+    scale, aims = size / 4, np.zeros(places.shape)
+    for m in range(kinds):
+        seen = [b for b in range(photos) if counts[b, m]]
+        aims[:, m] = (places[:, m] - np.mean([places[b, m] for b in seen], axis=0)) / scale
+    spread = np.mean(
+        [aims[b, m, axis] ** 2 for b in range(photos) for m in range(kinds) if counts[b, m] for axis in (0, 1)]
+    )
+    soft = []
+    for m in range(kinds):
+        seen = [b for b in range(photos) if counts[b, m]]
+        given = np.array([[1.0, *((mu[b] - (size - 1) / 2) / scale).ravel()] for b in seen])
+        # least squares with rows that pull each coefficient to 0
+        pull = math.sqrt(ridge * len(seen)) * np.eye(given.shape[1])
+        wanted = np.concatenate((aims[seen, m], np.zeros((given.shape[1], 2))))
+        linear = np.linalg.lstsq(np.concatenate((given, pull)), wanted, rcond=None)[0]
+        for row, b in enumerate(seen):
+            miss = float(((given[row] @ linear - aims[b, m]) ** 2).mean()) / spread
+            soft.append(2 * far * (math.sqrt(miss / far + 1) - 1))
+    return float(np.mean(soft))

@@ -16,7 +16,7 @@ from parseshot.engine.model import Model, ModelConfig
 from parseshot.engine.run import start_run
 from parseshot.engine.training import TrainingConfig, base_photos
 from parseshot.errors import UsageError
-from parseshot.methods import METHODS, BasePhotos, Encoding, Method, MethodEntry
+from parseshot.methods import METHODS, BasePhotos, Companion, Encoding, Method, MethodEntry
 from parseshot.parts.distance import class_mean
 
 SHORT = TrainingConfig(episodes=4, way=4, shots=2, queries=2, validate_every=2, validation_episodes=5)
@@ -51,11 +51,11 @@ class Classified(Plain):
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {}
 
-    def companion(self, base: BasePhotos) -> nn.Module:
+    def companion(self, base: BasePhotos) -> Companion:
         return BaseClassifier(self.channels, base)
 
 
-class BaseClassifier(nn.Module):
+class BaseClassifier(Companion):
     def __init__(self, channels: int, base: BasePhotos) -> None:
         super().__init__()
         self.linear, self.base = nn.Linear(channels, base.classes), base

@@ -19,10 +19,10 @@ from parseshot.data.episodes import Episode, draw_episode
 from parseshot.data.packed import Pack
 from parseshot.engine.device import autocast
 from parseshot.engine.distributed import ALONE, Team
-from parseshot.engine.features import FeaturePack, Progress, cached
-from parseshot.engine.model import Model, ModelConfig
+from parseshot.engine.features import FeaturePack, Progress, base_images, cached
+from parseshot.engine.model import BATCH, Model, ModelConfig
 from parseshot.errors import ModelError, UsageError
-from parseshot.methods import BasePhotos, Encoding
+from parseshot.methods import BasePhotos, Companion, Encoding
 
 ADVICE = (
     "nothing was saved from this step; lower the learning rate or look at these images, then --resume or start again"
@@ -100,6 +100,7 @@ class EpisodeStage(Stage):
             self.companion = model.method.companion(base_photos(pack))
         if self.companion is not None:
             self.module = nn.ModuleDict({"model": model, "companion": self.companion.to(model.device)})
+            show_base(model, pack, self.companion, config.seed)
         self.steps, self.images = config.episodes, config.way * (config.shots + config.queries)
         self.members = pack.by_class("base")
 
@@ -122,6 +123,30 @@ def base_photos(pack: Pack) -> BasePhotos:
         return BasePhotos(labels, None)
     parts = torch.from_numpy(np.array(pack.parts, dtype=np.float32))
     return BasePhotos(labels, torch.cat(((parts[..., :2] + 0.5) / pack.size, parts[..., 2:]), -1))
+
+
+@torch.no_grad()
+def show_base(model: Model, pack: Pack, companion: Companion, seed: int) -> None:
+    """Let a companion look at the features of some base photos, if it wants to."""
+    if not companion.photos:
+        return
+    if any(weight.requires_grad for weight in model.backbone.parameters()):
+        raise UsageError(
+            f"backbone {model.config.backbone} is trained; method_options.layout needs features that stay: a frozen one"
+        )
+    base = base_images(pack)
+    chosen = np.sort(np.random.default_rng(seed).choice(base, min(companion.photos, len(base)), replace=False))
+    if isinstance(pack, FeaturePack):
+        features = pack.maps(chosen)
+    else:
+        model.eval()
+        features = torch.cat(
+            [
+                model.features(pack.load(some).to(model.device))
+                for some in np.split(chosen, range(BATCH, len(chosen), BATCH))
+            ]
+        )
+    companion.begin(features.to(model.device), torch.Generator().manual_seed(seed))
 
 
 class Classifier(nn.Module):
@@ -227,15 +252,16 @@ def train_step(
     config: TrainingConfig,
     step: int,
     team: Team = ALONE,
-    companion: nn.Module | None = None,
+    companion: Companion | None = None,
 ) -> dict[str, float]:
     """One episode: support and query images in one forward pass, Algorithm 2, one step of the optimiser."""
     model.train()
     numbers = np.concatenate((episode.support, episode.query))
     features = step_features(model, pack, numbers, config, step, team)
+    observed = {} if companion is None else companion.observe(features)
     if config.blank_cells:
         features = features * (torch.rand_like(features[:, :1]) >= config.blank_cells)  # [B, C, G, G]
-    encoding = team.gather(model.from_features(features))
+    encoding = team.gather(Encoding(**model.from_features(features), **observed))
     support, query = encoding.take(slice(len(episode.support))), encoding.take(slice(len(episode.support), None))
     labels, targets = (
         torch.from_numpy(each).to(model.device) for each in (episode.support_labels, episode.query_labels)

@@ -8,7 +8,7 @@ from torch import nn
 from parseshot.config import Config, read_config
 from parseshot.errors import UsageError
 from parseshot.methods.afhn import AFHN, AFHNConfig
-from parseshot.methods.base import BasePhotos, Encoding, Method
+from parseshot.methods.base import BasePhotos, Companion, Encoding, Method
 from parseshot.methods.baseline_pp import BaselinePP, BaselinePPConfig
 from parseshot.methods.bi_frn import BiFRN, BiFRNConfig
 from parseshot.methods.bsnet import BSNet, BSNetConfig
@@ -38,6 +38,7 @@ __all__ = [
     "DOP",
     "METHODS",
     "BasePhotos",
+    "Companion",
     "DOPConfig",
     "Encoding",
     "Method",

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.config import Config
-from parseshot.methods.base import BasePhotos, Encoding, Method
+from parseshot.methods.base import BasePhotos, Companion, Encoding, Method
 from parseshot.methods.fitting import Standardise, ridge_scores, with_synthetic
 from parseshot.parts.distance import class_mean
 
@@ -73,14 +73,14 @@ class AFHN(Method):
         shown = with_synthetic(photos, labels, synthetic, origins, self.config.share)
         return self.log_scale.exp() * ridge_scores(query["f"], *shown, ridge=self.config.ridge)  # [Q, N]
 
-    def companion(self, base: BasePhotos) -> nn.Module:
+    def companion(self, base: BasePhotos) -> Companion:
         return Adversary(self, base)
 
     def initialise(self, features: Tensor) -> None:
         self.standardise.initialise(features.mean((-1, -2)))
 
 
-class Adversary(nn.Module):
+class Adversary(Companion):
     """The critic D(x, s), and the anti-collapse term; s is the mean of the other photos of the class in the batch."""
 
     def __init__(self, method: AFHN, base: BasePhotos) -> None:

@@ -1,7 +1,7 @@
 """The contract every method obeys: encode an image once, score queries against any labelled support set, one loss."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -103,11 +103,8 @@ class Method(nn.Module):
     def hold(cls, backbone: nn.Module, held: bool) -> None:
         """Hold still what `adapt` would keep as it is, in episodes; let it go, in the pre-training before them."""
 
-    def companion(self, base: BasePhotos) -> nn.Module | None:
-        """What only training needs, a classifier of the base classes for example; never part of a saved model.
-
-        A module (encoding, numbers of its images [B]) → further named terms of the loss.
-        """
+    def companion(self, base: BasePhotos) -> "Companion | None":
+        """What only training needs, a classifier of the base classes for example; never part of a saved model."""
         return None
 
     def encode(self, features: Tensor) -> Encoding:
@@ -143,7 +140,52 @@ class Method(nn.Module):
         return {"accuracy": float((self.logits(query, support, labels).argmax(1) == targets).double().mean())}
 
 
-class BaseClassifier(nn.Module):
+class Companion(nn.Module):
+    """What goes with a method in training: further terms of the loss, from the encodings of a step."""
+
+    photos = 0  # of base classes, whose features it wants to `begin` with; the backbone must be frozen then
+
+    def begin(self, features: Tensor, generator: torch.Generator) -> None:
+        """Look at the features [n, C, G, G] of so many base photos, before the first step and when a run goes on.
+
+        What is learned of them depends on them and the generator alone, so it is no part of a run's state.
+        """
+
+    def observe(self, features: Tensor) -> dict[str, Tensor]:
+        """What it wants to know of the backbone's maps [B, C, G, G], as they were before cells went blank.
+
+        It becomes part of the encoding: named tensors, an entry an image.
+        """
+        return {}
+
+    def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
+        """Further named terms of the loss, from the encoding of images [B], given by their numbers."""
+        raise NotImplementedError
+
+
+class Companions(Companion):
+    """Several at once."""
+
+    def __init__(self, each: Sequence[Companion]) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(each)
+        self.photos = max(one.photos for one in each)
+
+    def __iter__(self) -> Iterator[Companion]:
+        return (cast(Companion, one) for one in self.each)
+
+    def begin(self, features: Tensor, generator: torch.Generator) -> None:
+        for one in self:
+            one.begin(features, generator)
+
+    def observe(self, features: Tensor) -> dict[str, Tensor]:
+        return {name: tensor for one in self for name, tensor in one.observe(features).items()}
+
+    def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
+        return {name: term for one in self for name, term in one(encoding, images).items()}
+
+
+class BaseClassifier(Companion):
     """A companion: cross-entropy of a linear layer over the base classes, on an image's features or the mean cell's."""
 
     labels: Tensor

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from parseshot.config import Config
-from parseshot.methods.base import BasePhotos, Encoding, Method
+from parseshot.methods.base import BasePhotos, Companion, Encoding, Method
 
 
 class BaselinePPConfig(Config):
@@ -49,7 +49,7 @@ class BaselinePP(Method):
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {}
 
-    def companion(self, base: BasePhotos) -> nn.Module:
+    def companion(self, base: BasePhotos) -> Companion:
         return CosineClassifier(self.features, base)
 
 
@@ -82,7 +82,7 @@ def _norm(directions: Tensor, inner: Tensor) -> Tensor:
     return (directions * inner).sum(1, keepdim=True).clamp_min(1e-12).sqrt()
 
 
-class CosineClassifier(nn.Module):
+class CosineClassifier(Companion):
     """The cosine classifier of the base classes."""
 
     labels: Tensor

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from parseshot.config import Config
 from parseshot.errors import UsageError
-from parseshot.methods.base import BaseClassifier, BasePhotos, Encoding, Method
+from parseshot.methods.base import BaseClassifier, BasePhotos, Companion, Encoding, Method
 from parseshot.parts.distance import class_mean
 
 
@@ -66,7 +66,7 @@ class Constellation(Method):
     def initialise(self, features: Tensor) -> None:
         self.scale.copy_(features.square().mean().clamp_min(1e-12).rsqrt())
 
-    def companion(self, base: BasePhotos) -> nn.Module:
+    def companion(self, base: BasePhotos) -> Companion:
         return BaseClassifier(self.channels, base)
 
     def encode(self, features: Tensor) -> Encoding:

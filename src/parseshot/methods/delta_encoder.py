@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.config import Config
-from parseshot.methods.base import BaseClassifier, BasePhotos, Encoding, Method
+from parseshot.methods.base import BaseClassifier, BasePhotos, Companion, Encoding, Method
 from parseshot.methods.fitting import Standardise, ridge_scores, same_class_partner, with_synthetic
 
 
@@ -73,7 +73,7 @@ class DeltaEncoder(Method):
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {}
 
-    def companion(self, base: BasePhotos) -> nn.Module:
+    def companion(self, base: BasePhotos) -> Companion:
         return DeltaTraining(self, base)
 
     def initialise(self, features: Tensor) -> None:

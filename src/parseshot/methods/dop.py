@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from parseshot.config import Config
 from parseshot.errors import UsageError
-from parseshot.methods.base import BasePhotos, Encoding, Method
-from parseshot.parts import losses
+from parseshot.methods.base import BasePhotos, Companion, Companions, Encoding, Method
+from parseshot.parts import layout, losses
 from parseshot.parts.distance import Distance, Regression, Shown, compare, show, squared_distances
 from parseshot.parts.parsing import (
     Cells,
@@ -61,6 +61,9 @@ class DOPConfig(Config):
     cell_ridge: float = Field(0.01, gt=0)  # … and the strength of its regression
     whole: float = Field(0.0, ge=0)  # where the learned weight of the whole object starts, 0: none; not in the paper
     representatives: float = Field(0.0, ge=0)  # weight in training of telling all base classes apart, not in the paper
+    layout: float = Field(
+        0.0, ge=0
+    )  # … of parts whose places tell where all else lies (frozen backbones only), neither
 
 
 PRESETS = {
@@ -258,8 +261,13 @@ class DOP(Method):
         ce = losses.cross_entropy(self.logits(query, support, labels), targets)
         return {"ce": ce, "diversity": self.config.eta * prior}
 
-    def companion(self, base: BasePhotos) -> nn.Module | None:
-        return Representatives(self, base) if self.config.representatives else None
+    def companion(self, base: BasePhotos) -> Companion | None:
+        wanted: list[Companion] = []
+        if self.config.representatives:
+            wanted.append(Representatives(self, base))
+        if self.config.layout:
+            wanted.append(Layout(self))
+        return Companions(wanted) if len(wanted) > 1 else next(iter(wanted), None)
 
     @torch.no_grad()
     def monitor(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, float]:
@@ -299,7 +307,7 @@ class DOP(Method):
         spread(_bisect(spread, low=-15.0, high=15.0))
 
 
-class Representatives(nn.Module):
+class Representatives(Companion):
     """A learned parse of every base class: each photo of a step is told apart from all classes, not from ten.
 
     The idea is the global term of SCEG (CVPR 2026). The distance is Eq. 7 without geometry, to expressions of unit
@@ -331,6 +339,34 @@ class Representatives(nn.Module):
             total = total + method.log_whole_weight.exp() * entire
         ce = losses.cross_entropy(-self.log_scale.exp() * total, self.labels[images])
         return {"global_ce": method.config.representatives * ce}
+
+
+class Layout(Companion):
+    """Parts whose places tell where everything on the object lies, at each scale and on average over them."""
+
+    photos = 500
+    kinds = 64  # of cells
+
+    def __init__(self, method: DOP) -> None:
+        super().__init__()
+        self.weight = method.config.layout
+        self.found: layout.Kinds | None = None
+
+    @torch.no_grad()
+    def begin(self, features: Tensor, generator: torch.Generator) -> None:
+        self.found = layout.find_kinds(features, self.kinds, generator)
+
+    @torch.no_grad()
+    def observe(self, features: Tensor) -> dict[str, Tensor]:
+        assert self.found is not None, "begin comes first"
+        places, alike = layout.kind_places(features, self.found)
+        return {"kind_places": places, "kind_counts": (alike >= self.found.least).to(places.dtype)}
+
+    def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
+        size = encoding["nu"].shape[-1]
+        views = [*encoding["mu"].unbind(1), encoding["mu"].mean(1)]
+        told = [layout.untold(mu, encoding["kind_places"], encoding["kind_counts"], size) for mu in views]
+        return {"layout": self.weight * torch.stack(told).mean()}
 
 
 def _entropy_above(score: Tensor, target: float, log_temperature: float) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from parseshot.config import Config
 from parseshot.errors import UsageError
-from parseshot.methods.base import BasePhotos, Encoding, Method
+from parseshot.methods.base import BasePhotos, Companion, Encoding, Method
 from parseshot.methods.fitting import Standardise, photo_weights, softmax_steps
 
 log = logging.getLogger(__name__)
@@ -73,14 +73,14 @@ class LCR(Method):
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {}
 
-    def companion(self, base: BasePhotos) -> nn.Module:
+    def companion(self, base: BasePhotos) -> Companion:
         return Compositional(self.channels, self.config, base)
 
     def initialise(self, features: Tensor) -> None:
         self.standardise.initialise(features.mean((-1, -2)))
 
 
-class Compositional(nn.Module):
+class Compositional(Companion):
     """A classifier of the base classes, and the vectors of attributes or parts that features are made of."""
 
     def __init__(self, channels: int, config: LCRConfig, base: BasePhotos) -> None:

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.config import Config
-from parseshot.methods.base import BaseClassifier, BasePhotos, Encoding, Method
+from parseshot.methods.base import BaseClassifier, BasePhotos, Companion, Encoding, Method
 from parseshot.parts.distance import class_mean
 
 TOGETHER = 15  # queries, of which the 4-D tensors stay small enough for a processor's cache: 1.4 times as fast as 75
@@ -66,7 +66,7 @@ class RENet(Method):
     def initialise(self, features: Tensor) -> None:
         self.scale.copy_(features.square().mean().clamp_min(1e-12).rsqrt())
 
-    def companion(self, base: BasePhotos) -> nn.Module:
+    def companion(self, base: BasePhotos) -> Companion:
         return BaseClassifier(self.channels, base, weight=1 / self.config.episode_weight)
 
     def encode(self, features: Tensor) -> Encoding:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from parseshot.config import Config
-from parseshot.methods.base import BaseClassifier, BasePhotos, Encoding, Method
+from parseshot.methods.base import BaseClassifier, BasePhotos, Companion, Encoding, Method
 from parseshot.parts.distance import class_mean
 
 WINDOW = 100  # training steps that the mean of the base features looks back on
@@ -51,7 +51,7 @@ class SimpleShot(Method):
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {}
 
-    def companion(self, base: BasePhotos) -> nn.Module:
+    def companion(self, base: BasePhotos) -> Companion:
         return Following(self.features, base, self.follow)
 
     @torch.no_grad()

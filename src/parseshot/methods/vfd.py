@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from parseshot.config import Config
-from parseshot.methods.base import BasePhotos, Encoding, Method
+from parseshot.methods.base import BasePhotos, Companion, Encoding, Method
 from parseshot.methods.fitting import Standardise, photo_weights, softmax_steps
 
 WIDEST = 10.0  # logarithm of a variance, at most
@@ -81,14 +81,14 @@ class VFD(Method):
     def loss(self, query: Encoding, support: Encoding, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
         return {}
 
-    def companion(self, base: BasePhotos) -> nn.Module:
+    def companion(self, base: BasePhotos) -> Companion:
         return Disentangling(self.channels, self.size, self.config, base)
 
     def initialise(self, features: Tensor) -> None:
         self.standardise.initialise(features.mean((-1, -2)))
 
 
-class Disentangling(nn.Module):
+class Disentangling(Companion):
     """A classifier of the base classes, and the auto-encoder q(z | map), p(map | class part + z)."""
 
     def __init__(self, channels: int, size: int, config: VFDConfig, base: BasePhotos) -> None:
