@@ -243,8 +243,27 @@ def test_the_official_split_is_the_data_sets_own(few: Pack, birds: Pack) -> None
     assert [fit[:3].tolist(), scored[:4].tolist()] == [[0, 3, 6], [1, 2, 4, 5]]
     with pytest.raises(DataError, match="prepare it again"):
         part_quality(model, birds, split="official")
-    with pytest.raises(UsageError, match="novel, official"):
-        part_quality(model, few, split="val")
+    with pytest.raises(UsageError, match="novel, val, official"):
+        part_quality(model, few, split="base")
+
+
+def test_val_classes_are_a_side_to_choose_by(birds: Pack) -> None:
+    model = Model(ModelConfig(backbone_options={"channels": 8}))
+    found = part_quality(model, birds, split="val", stability_images=0)
+    members = birds.by_class("val")
+    assert found.scored_on == sum(len(images) for images in members.values())
+    assert np.array_equal(sides(birds, "val")[1], np.concatenate(list(members.values())))
+    assert any("of val classes" in line for line in quality_lines(found))
+
+
+def test_the_four_usual_floors_leave_out_the_strongest_cells(found: PartQuality) -> None:
+    floors = [one for one in found.scores if one.is_floor]
+    assert any("strongest" in one.name for one in floors)
+    for score in found.scores:
+        fair = [one for one in floors if one.locations <= score.locations and "strongest" not in one.name]
+        usual = min(one.error for one in fair)
+        assert found.of_usual_floor(score) == pytest.approx(score.error / usual)
+    assert found.record()["scores"][0]["of_usual_floor"] == found.of_usual_floor(found.scores[0])
 
 
 def test_the_document_and_the_table(found: PartQuality) -> None:

@@ -66,7 +66,9 @@ def part_quality(
         typer.Argument(help="A model directory, or the name of a model that ships (default, cub-conv4, birds-conv4)."),
     ],
     data: Annotated[Path, typer.Option(help="A packed data set with annotated positions.")],
-    split: Annotated[str, typer.Option(help="novel: base → novel classes; official: train → test images.")] = "novel",
+    split: Annotated[
+        str, typer.Option(help="novel, val: base → these classes; official: train → test images.")
+    ] = "novel",
     stability_images: Annotated[int, typer.Option(min=0, help="Images looked at again with noise; 0: none.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Which images, which noise, which random cells.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write part_quality.json, .svg and .png here.")] = None,

@@ -1,8 +1,9 @@
 """Where the parts really are, and which images the linear maps are fitted on and which are scored.
 
-Two splits. `novel`: fitted on the base classes, scored on the novel ones, which the model has never seen. `official`:
-fitted on the images the data set calls train, scored on the others, all classes; this is what papers report, but a
-model trained on all images of the base classes has seen half of what is scored. `seen_before` counts them.
+Three splits. `novel`: fitted on the base classes, scored on the novel ones, which the model has never seen. `val`: the
+same, scored on the val classes, to choose by. `official`: fitted on the images the data set calls train, scored on the
+others, all classes; this is what papers report, but a model trained on all images of the base classes has seen half of
+what is scored. `seen_before` counts them.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from parseshot.data.packed import Pack
 from parseshot.engine.model import Model
 from parseshot.errors import DataError, UsageError
 
-SPLITS = ("novel", "official")
+SPLITS = ("novel", "val", "official")
 
 
 class Truth(NamedTuple):
@@ -44,8 +45,8 @@ def read_truth(pack: Pack, numbers: np.ndarray) -> Truth:
 
 def sides(pack: Pack, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the images to fit on and to score."""
-    if split == "novel":
-        fit, score = (np.concatenate(list(pack.by_class(side).values())) for side in ("base", "novel"))
+    if split in ("novel", "val"):
+        fit, score = (np.concatenate(list(pack.by_class(side).values())) for side in ("base", split))
         return fit, score
     if split != "official":
         raise UsageError(f"unknown split {split!r}; there are {', '.join(SPLITS)}")

@@ -31,8 +31,8 @@ def part_quality(
 ) -> PartQuality:
     """Score the model's parts and the floors on a pack with annotated positions.
 
-    split: novel or official, see `annotations`. stability_images: how many of the scored images, drawn by `seed`, are
-    looked at again with noise; 0 leaves stability out.
+    split: novel, val or official, see `annotations`. stability_images: how many of the scored images, drawn by `seed`,
+    are looked at again with noise; 0 leaves stability out.
     """
     numbers = sides(pack, split)
     truth = read_truth(pack, numbers[0]), read_truth(pack, numbers[1])

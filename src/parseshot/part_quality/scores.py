@@ -22,7 +22,8 @@ from parseshot.part_quality.units import Units
 
 SCHEMA_VERSION = 2
 LOWER = ("error", "error_active")  # the less the better
-LOOKING = ("floor: energy argmax", "floor: strongest cells")
+STRONGEST = "floor: strongest cells"
+LOOKING = ("floor: energy argmax", STRONGEST)
 HIGHER = ("nmi", "ari", "nmi_nu", "ari_nu", "purity", "purity_active", "consistency", "stability")
 
 
@@ -69,9 +70,13 @@ class PartQuality:
     landmarks: dict[str, int]  # visible ones among the scored images
     scores: list[Score]
 
+    def _floors(self, score: Score) -> list[Score]:
+        """With no more locations than a score has."""
+        return [one for one in self.scores if one.is_floor and one.locations <= score.locations]
+
     def best_floor(self, score: Score, measure: str) -> float | None:
         """The best floor with no more locations than a score has; of stability, those that look at the picture."""
-        floors = [one for one in self.scores if one.is_floor and one.locations <= score.locations]
+        floors = self._floors(score)
         if measure == "stability":  # a fixed place is stable by definition
             floors = [one for one in floors if one.name in LOOKING]
         values = [value for one in floors if (value := getattr(one, measure)) is not None]
@@ -82,12 +87,18 @@ class PartQuality:
         best = self.best_floor(score, "error")
         return score.error / best if best else math.inf
 
+    def of_usual_floor(self, score: Score) -> float:
+        """The same by the best of the four floors that are usual: none of them is several cells of most energy."""
+        best = min((one.error for one in self._floors(score) if one.name != STRONGEST), default=0.0)
+        return score.error / best if best else math.inf
+
     def record(self) -> dict[str, Any]:
         """For JSON."""
         scores = [
             {
                 **asdict(score),
                 "of_best_floor": self.of_best_floor(score),
+                "of_usual_floor": self.of_usual_floor(score),
                 "best_floor": {measure: self.best_floor(score, measure) for measure in LOWER + HIGHER},
             }
             for score in self.scores

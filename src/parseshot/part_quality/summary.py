@@ -15,6 +15,7 @@ COLUMNS = (  # of the table after the error; a title and a field
 )
 SIDES = {  # what is fitted on and what is scored
     "novel": ("images of base classes", "of novel classes"),
+    "val": ("images of base classes", "of val classes"),
     "official": ("official train images", "official test images"),
 }
 
@@ -24,7 +25,7 @@ def quality_lines(result: PartQuality) -> list[str]:
     first, *others = quality_notes(result)
     titles = "".join(f"{title:>9}" for title, _ in COLUMNS)
     table = [_line(result, score) for score in result.scores]
-    return [first, f"{'':24} places   error  of best floor{titles}", *table, *others]
+    return [first, f"{'':24} places   error  of best floor  of the four{titles}", *table, *others]
 
 
 def quality_notes(result: PartQuality) -> list[str]:
@@ -46,4 +47,7 @@ def quality_notes(result: PartQuality) -> list[str]:
 def _line(result: PartQuality, score: Score) -> str:
     values = (getattr(score, field) for _, field in COLUMNS)
     shown = "".join(f"{'–' if value is None else f'{value:.1f}':>9}" for value in values)
-    return f"{score.name:24} {score.locations:6} {score.error:7.2f} {result.of_best_floor(score):14.2f}{shown}"
+    return (
+        f"{score.name:24} {score.locations:6} {score.error:7.2f} {result.of_best_floor(score):14.2f}"
+        f"{result.of_usual_floor(score):13.2f}{shown}"
+    )
