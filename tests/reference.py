@@ -936,14 +936,20 @@ def norm_token(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarra
     return (x - x.mean()) / math.sqrt(x.var() + 1e-5) * weight + bias
 
 
-def kind_place(maps: np.ndarray, middle: np.ndarray, centre: np.ndarray, temperature: float) -> tuple[float, float]:
-    """Where a kind of cell lies on a photo with features [C, G, G]: mean of (x, y) by softmax of the cosine."""
+def kind_place(
+    maps: np.ndarray, middle: np.ndarray, centre: np.ndarray, basis: np.ndarray, temperature: float
+) -> tuple[float, float]:
+    """Where a kind of cell lies on a photo with features [C, G, G]: mean of (x, y) by softmax of the cosine.
+
+    The cosine is that of the cell's shadow on the space of the basis [C, D], in which the centre [C] lies.
+    """
     size = maps.shape[-1]
     total, x_sum, y_sum = 0.0, 0.0, 0.0
     for y in range(size):
         for x in range(size):
             cell = maps[:, y, x] - middle
-            weight = math.exp(float(cell @ centre) / np.linalg.norm(cell) / temperature)
+            shadow = sum(float(cell @ one) * one for one in basis.T)
+            weight = math.exp(float(shadow @ centre) / np.linalg.norm(shadow) / temperature)
             total, x_sum, y_sum = total + weight, x_sum + weight * x, y_sum + weight * y
     return x_sum / total, y_sum / total
 

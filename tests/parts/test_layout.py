@@ -46,7 +46,11 @@ def test_the_place_of_a_kind_is_the_one_written_out() -> None:
     for photo in range(3):
         for kind in range(4):
             wanted = reference.kind_place(
-                features[photo].numpy(), kinds.middle.numpy(), kinds.centres[kind].numpy(), layout.TEMPERATURE
+                features[photo].numpy(),
+                kinds.middle.numpy(),
+                kinds.basis.numpy() @ kinds.centres[kind].numpy(),
+                kinds.basis.numpy(),
+                layout.TEMPERATURE,
             )
             assert places[photo, kind].tolist() == pytest.approx(wanted, abs=1e-9)
     assert alike.shape == (3, 4)
@@ -103,7 +107,7 @@ def test_planted_kinds_are_found_where_they_are() -> None:
     places, alike = layout.kind_places(features, kinds)
     apart = truth[:, 0].ne(truth[:, 1]).any(1)  # where both can be seen
     for mark in range(2):
-        kind = int(kinds.centres[:, mark].argmax())
+        kind = int((kinds.centres @ kinds.basis.T)[:, mark].argmax())
         assert float((places[apart, kind] - truth[apart, mark]).norm(dim=1).median()) < 0.1
         assert float(alike[apart, kind].median()) > 0.9
 

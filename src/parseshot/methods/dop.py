@@ -344,7 +344,7 @@ class Representatives(Companion):
 class Layout(Companion):
     """Parts whose places tell where everything on the object lies, at each scale and on average over them."""
 
-    photos = 500
+    photos = 1_500
     kinds = 64  # of cells
 
     def __init__(self, method: DOP) -> None:

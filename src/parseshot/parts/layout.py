@@ -5,7 +5,8 @@ how the object is turned, bent and cut, and no annotation is needed to see it. P
 the term here asks of K parts that a linear map of their K places tells where all kinds lie, which is keypoint
 regression (`parseshot.part_quality.regression`) with kinds instead of annotated landmarks.
 
-Letters: B images, C channels, K parts, M kinds, G×G cells. Places are (x, y) in cells, as in `parsing`.
+Letters: B images, C channels, D principal components, K parts, M kinds, G×G cells. Places are (x, y) in cells, as in
+`parsing`.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,8 @@ from torch import Tensor
 from parseshot.parts.parsing import expected_location
 
 ROUNDS = 30  # of k-means
-TEMPERATURE = 0.05  # of a kind's place, in units of the cosine
+BASIS = 64  # principal components of cells in which kinds are told apart: the others are noise
+TEMPERATURE = 0.07  # of a kind's place, in units of the cosine
 SURE = 0.5  # share of the photos on which a kind is looked for: where it is most alike
 RIDGE = 0.01  # strength of the regression, of places in units of a quarter of the grid
 FAR = 0.25  # a squared miss, in units of the spread of kinds, from which on misses count by their length
@@ -27,7 +29,8 @@ class Kinds(NamedTuple):
     """M kinds of cells, and how alike a photo's best cell must be to count."""
 
     middle: Tensor  # [C] the mean cell
-    centres: Tensor  # [M, C] of unit length
+    basis: Tensor  # [C, D] principal components of strong cells
+    centres: Tensor  # [M, D] of unit length
     least: Tensor  # [M] cosine
 
 
@@ -36,23 +39,25 @@ def find_kinds(features: Tensor, count: int, generator: torch.Generator) -> Kind
     cells = features.flatten(2).mT  # [n, G², C]
     middle = cells.mean((0, 1))
     energy = cells.square().sum(2)  # [n, G²]
-    strong = F.normalize((cells - middle)[energy > energy.median(1, keepdim=True).values], dim=1)  # [m, C]
+    strong = (cells - middle)[energy > energy.median(1, keepdim=True).values]  # [m, C]
     if len(strong) < count:
         raise ValueError(f"{count} kinds of cells need as many strong cells, these photos have {len(strong)}")
+    basis = torch.linalg.eigh(strong.T @ strong).eigenvectors[:, -BASIS:]  # [C, D], the largest come last
+    strong = F.normalize(strong @ basis, dim=1)  # [m, D]
     centres = strong[torch.randperm(len(strong), generator=generator)[:count]]
     for _ in range(ROUNDS):
         nearest = (strong @ centres.T).argmax(1)
         total = torch.zeros_like(centres).index_add_(0, nearest, strong)
         total = torch.where(total.norm(dim=1, keepdim=True) > 0, total, centres)  # one that is nobody's stays
         centres = F.normalize(total, dim=1)
-    found = Kinds(middle, centres, centres.new_full((count,), -1.0))
+    found = Kinds(middle, basis, centres, centres.new_full((count,), -1.0))
     alike = torch.cat([kind_places(some, found)[1] for some in features.split(256)])  # [n, M]
     return found._replace(least=alike.quantile(1 - SURE, 0))
 
 
 def kind_places(features: Tensor, kinds: Kinds) -> tuple[Tensor, Tensor]:
     """Where each kind lies on each photo, and the cosine of its best cell: [B, C, G, G] → [B, M, 2], [B, M]."""
-    cells = F.normalize(features.flatten(2).mT - kinds.middle, dim=2)  # [B, G², C]
+    cells = F.normalize((features.flatten(2).mT - kinds.middle) @ kinds.basis, dim=2)  # [B, G², D]
     alike = (cells @ kinds.centres.T).mT  # [B, M, G²]
     nu = torch.softmax(alike / TEMPERATURE, 2).unflatten(2, features.shape[-2:])
     return expected_location(nu), alike.amax(2)
