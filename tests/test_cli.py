@@ -156,6 +156,7 @@ def test_enroll_predict_explain_and_remove(photos: Path) -> None:
         (["remove", "g"], 2, "or --undo"),
         (["doctor", "g"], 3, "g"),
         (["export", "default"], 2, "say where to"),
+        (["calibrate", "default", "--data", "nowhere"], 2, "default is not a model directory"),
         (["export", "default", "--npz", "a.npz"], 2, "say where to"),
         (["remove", "g", "owl", "--undo"], 2, "or --undo"),
         (["remove", "g", "--undo", "--purge"], 2, "or --undo, or --purge"),

@@ -214,6 +214,8 @@ def calibrate(
     from parseshot.engine.model import Model
     from parseshot.recognition.calibration import calibrate as fit
 
+    if not model.is_dir():  # a model that ships is shared by all; found out now, not after the fitting
+        raise UsageError(f"{model} is not a model directory: what is fitted is written into it (copy one that ships)")
     use_threads(threads)
     loaded = Model.from_pretrained(model)
     with progress("encoding") as update:

@@ -2,14 +2,15 @@
 
 glibc gets every block above 32 MB from the kernel and returns it when it is freed, and returns the top of its heap
 whenever that grows. A training step frees and asks for the same blocks again, and the kernel zeroes every page of them
-each time: half of the time of a Conv-4 step (benchmarks/allocator.py).
+each time: half of the time of a Conv-4 step (benchmarks/allocator.py). Threads other than the first allocate from
+heaps of their own, which give back what is free whatever was asked; so all are made to share the first one.
 """
 
 import ctypes
 import sys
 from pathlib import Path
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of <malloc.h>
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of <malloc.h>
 
 
 def keep_freed_memory() -> bool:
@@ -23,7 +24,8 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # musl
         return False
-    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
+    switches = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_ARENA_MAX, 1))
+    return all(bool(mallopt(name, value)) for name, value in switches)
 
 
 def peak_memory() -> float | None:

@@ -92,13 +92,16 @@ class Model(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W] → feature maps [B, C, G, G].
 
-        With `mirrored`, evaluation pays a second pass for maps, and so parses, that turn with the image exactly;
-        training, which draws mirror images as it goes, does not.
+        With `mirrored`, evaluation pays for a second image each, to have maps, and so parses, that turn with the image;
+        training, which draws mirror images as it goes, does not. Both go through the backbone together: in one thread
+        PyTorch has a faster 1×1 convolution from 16 images on, which is what BATCH then comes to.
         """
-        found: Tensor = self.backbone(images)
-        if self.config.mirrored and not self.training:
-            found = (found + turned(self.backbone(images.flip(-1)), self.backbone.out_channels)) / 2
-        return found
+        if self.training or not self.config.mirrored:
+            plain: Tensor = self.backbone(images)
+            return plain
+        count = images.shape[0]  # not len: an exported model takes any number
+        both = self.backbone(torch.cat((images, images.flip(-1))))
+        return (both[:count] + turned(both[count:], self.backbone.out_channels)) / 2
 
     def from_features(self, features: Tensor) -> Encoding:
         """The backbone's feature maps [B, C, G, G] → the encoding of their images."""
@@ -111,7 +114,7 @@ class Model(nn.Module):
         The backbone runs in batches small enough for its activations to stay in cache, the method on `together` feature
         maps at once: what it derives from its weights alone is then worked out less often.
         """
-        if not bool(images.isfinite().all()):
+        if images.is_floating_point() and not bool(images.isfinite().all()):
             raise ValueError("images: holds NaN or infinity; give pixels in [0, 1]")
         training = self.training
         self.eval()
