@@ -115,11 +115,13 @@ def weighed(together: bool = False, slopes: tuple[float, float] | None = (-2.0, 
 
 
 def pairs(name: str = "owl") -> list[confusions.ConfusedPair]:
-    made = []
+    made, terms = [], (*(f"part {part + 1}" for part in range(K)), "geometry")
     for seed in range(2):
         shown = (photo(seed, name), photo(seed + 1, name), photo(seed + 2, "wren"))
         told = random(seed).normal(size=K + 1) if seed else np.full(K + 1, np.nan)
-        made.append(confusions.ConfusedPair((name, "wren"), 3, 40, random(seed + 5).normal(size=K + 1), told, shown))
+        made.append(
+            confusions.ConfusedPair((name, "wren"), 3, 40, terms, random(seed + 5).normal(size=K + 1), told, shown)
+        )
     return made
 
 

@@ -19,15 +19,15 @@ from parseshot.inside.gather import Seen
 from test_report import HOSTILE, Page
 
 
-def span_model(**options: object) -> Model:
+def span_model(method: str = "dop-span", **options: object) -> Model:
     torch.manual_seed(0)
     made = {"part_channels": 8, "cells": 4, **options}
-    return Model(ModelConfig(method="dop-span", method_options=made, backbone_options={"pools": 3})).eval()
+    return Model(ModelConfig(method=method, method_options=made, backbone_options={"pools": 3})).eval()
 
 
-@pytest.fixture(scope="module", params=["dop", "dop-span"])
+@pytest.fixture(scope="module", params=["dop", "dop-span", "dop-whole"])
 def seen(request: pytest.FixtureRequest, birds: Pack) -> Seen:
-    model = Model.from_pretrained("birds-conv4") if request.param == "dop" else span_model()
+    model = Model.from_pretrained("birds-conv4") if request.param == "dop" else span_model(request.param)
     return gather.see(model, birds, "novel")
 
 
@@ -243,6 +243,7 @@ def test_contributions_add_up_to_the_difference_of_distances(
     seen: Seen, asked: confusions.Asked, distances: np.ndarray
 ) -> None:
     made = confusions.gather_confusions(seen, asked, distances)
+    assert ("whole" in asked.names) == bool(seen.method.config.whole)
     total = asked.terms.sum(2)  # [E·Q, N]
     for pair, one in zip(confusions.most_confused(asked), made, strict=True):
         wrong, right = [], []

@@ -1,6 +1,7 @@
 """The classes a model mistakes for each other, and which parts decide between them.
 
-Letters: E episodes, Q queries, N classes, K parts. Contributions have K + 1 entries: the parts, then the geometry.
+Letters: E episodes, Q queries, N classes, K parts, T terms of the distance: the parts, the geometry and, in models that
+compare it, the object as a whole.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ class Asked:
     rows: np.ndarray  # [E·Q] of what was seen
     truth: np.ndarray  # [E·Q] places in `classes`
     answer: np.ndarray  # [E·Q]
-    terms: np.ndarray  # [E·Q, N, K + 1] what each part and the geometry add to the distance
+    names: tuple[str, ...]  # T
+    terms: np.ndarray  # [E·Q, N, T] what each of them adds to the distance
     classes: np.ndarray  # [N] class numbers
     shots: int
 
@@ -41,8 +43,9 @@ class ConfusedPair:
     names: tuple[str, str]
     taken: int  # queries of either that were taken for the other
     asked: int  # queries of both
-    confused: np.ndarray  # [K + 1] mean contribution over those that were taken for the other
-    told: np.ndarray  # [K + 1] over those that were recognised; NaN where there are none
+    terms: tuple[str, ...]  # T names
+    confused: np.ndarray  # [T] mean contribution over those that were taken for the other
+    told: np.ndarray  # [T] over those that were recognised; NaN where there are none
     photos: tuple[ShownPhoto, ShownPhoto, ShownPhoto]  # the worst mistake, its own class, and what it was taken for
 
 
@@ -59,13 +62,17 @@ def ask(seen: Seen, *, episodes: int = EPISODES, seed: int = 0) -> Asked:
     for one in range(episodes):
         labels = torch.from_numpy(drawn.support_labels)
         found = seen.method.distance(seen.take(drawn.query[one]), seen.take(drawn.support[one]), labels)
-        adds = torch.cat((found.by_part, found.geometry.sum((2, 3))[..., None]), 2).numpy()  # [Q, N, K + 1]
+        beside = torch.stack((found.geometry.sum((2, 3)), found.whole), 2)
+        adds = torch.cat((found.by_part, beside), 2).numpy()  # [Q, N, K + 2]
         order = np.argsort(drawn.classes[one])  # the episode's labels → places in `numbers`
         terms.append(adds[:, order])
         truth.append(np.searchsorted(numbers, drawn.classes[one])[drawn.query_labels])
     added = np.concatenate(terms)
     answer = added.sum(2, dtype=np.float64).argmin(1)
-    return Asked(drawn.query.reshape(-1), np.concatenate(truth), answer, added, numbers, shots)
+    names = (*(f"part {part + 1}" for part in range(added.shape[2] - 2)), "geometry", "whole")
+    if not added[..., -1].any():
+        names, added = names[:-1], added[..., :-1]
+    return Asked(drawn.query.reshape(-1), np.concatenate(truth), answer, names, added, numbers, shots)
 
 
 def confusion_counts(asked: Asked) -> np.ndarray:
@@ -86,7 +93,7 @@ def most_confused(asked: Asked, count: int = PAIRS) -> list[tuple[int, int]]:
 def contributions(asked: Asked, pair: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The queries of a pair that were taken for the other class, and their contributions; and those of the right ones.
 
-    Queries are places among those asked [q], contributions [q, K + 1].
+    Queries are places among those asked [q], contributions [q, T].
     """
     found = []
     for wrong in (True, False):
@@ -105,14 +112,14 @@ def gather_confusions(seen: Seen, asked: Asked, distances: np.ndarray) -> list[C
         own, other = (seen.rows[int(asked.classes[at[worst]])] for at in (asked.truth, asked.answer))
         rows = [int(asked.rows[worst]), int(middle(own, distances, 1)[0]), int(middle(other, distances, 1)[0])]
         first, second, third = (seen.photo(row) for row in rows)
-        parts = against.shape[1]
         found.append(
             ConfusedPair(
                 (seen.name(int(asked.classes[pair[0]])), seen.name(int(asked.classes[pair[1]]))),
                 len(wrong),
                 int(np.isin(asked.truth, pair).sum()),
+                asked.names,
                 against.mean(0),
-                by.mean(0) if len(right) else np.full(parts, np.nan),
+                by.mean(0) if len(right) else np.full(len(asked.names), np.nan),
                 (first, second, third),
             )
         )
@@ -141,13 +148,12 @@ def draw_confusions(pairs: Sequence[ConfusedPair]) -> "Figure":
 
 
 def _bars(axes: "Axes", pair: ConfusedPair) -> None:
-    count = len(pair.confused)
-    colours = [part_colour(part) for part in range(count - 1)] + [MUTED]
-    at = np.arange(count)
+    colours = [part_colour(at) if name.startswith("part") else MUTED for at, name in enumerate(pair.terms)]
+    at = np.arange(len(pair.terms))
     axes.bar(at - 0.2, np.nan_to_num(pair.told), 0.38, color=colours, gid="told")
     axes.bar(at + 0.2, pair.confused, 0.38, color="#ffffff", edgecolor=colours, hatch="////", linewidth=1.2)
     axes.axhline(0, color=MUTED, linewidth=0.8)
-    axes.set_xticks(at, [f"part {part + 1}" for part in range(count - 1)] + ["geometry"])
+    axes.set_xticks(at, pair.terms)
     axes.set_ylabel("speaks for its class", fontsize=8)
     axes.tick_params(axis="x", length=0)
     axes.grid(axis="y")
@@ -159,8 +165,9 @@ def confusions_caption(pairs: Sequence[ConfusedPair], asked: Asked, split: str) 
     return (
         f"The {len(pairs)} pairs of {split} classes that are taken for each other most often, in {EPISODES} seeded "
         f"episodes of all {len(asked.classes)} classes with {asked.shots} photos each, {len(asked.truth):,} queries, "
-        f"of which {share:.1f} % are right: {listed}. Bars are what a part adds to the distance to the other class, "
-        "less what it adds to that to the own class: above 0 it speaks for the right class. Filled bars are means over "
+        f"of which {share:.1f} % are right: {listed}. Bars are what a part, the geometry or the object as a whole adds "
+        "to the distance to the other class, less what it adds to that to the own class: above 0 it speaks for the "
+        "right class. Filled bars are means over "
         "queries that were recognised, hatched ones over those that were taken for the other class: parts whose "
         "hatched bar is far below 0 decided the mistake. Photos, by rule: the query farthest on the wrong side, "
         "and the middle photos of its class and of the class it was taken for, by distance to their class."
