@@ -5,7 +5,7 @@
 Photos of Cars' novel classes, the default model. Enrolling classes × 5 photos and recognising others, reading files,
 decoding, finding the object and the database included, against the bare backbone's forward passes of as many images of
 noise that are in memory already (two each, as the model takes the mirror image too; batches of 8, all of PyTorch's
-threads), in turn, 128 photos at a time, in one run. Both by the clock and in CPU seconds of all threads; of these only
+threads), in turn, 250 photos at a time, in one run. Both by the clock and in CPU seconds of all threads; of these only
 what --threads 1 gives means anything, as a thread that waits for another inside PyTorch is counted as busy.
 
 Then one class more in a gallery of 1,000 classes × 5, against encoding its photos; and recognising against --many
@@ -34,7 +34,7 @@ from parseshot.recognition.recognizer import Item, Recognizer
 from parseshot.recognition.records import NewPhoto, portions
 
 CLASSES = 1_000  # when one more is enrolled
-PORTION = 128  # photos that are recognised before it is the backbone's turn
+PORTION = 250  # photos that are recognised before it is the backbone's turn
 
 
 def seconds(function: Callable[[], object]) -> float:
