@@ -13,9 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from PIL import Image
 
+from parseshot.data.catalog import LAYOUTS
 from parseshot.data.synthetic import draw_many, make_species
 from parseshot.engine.encoding import Encoded
 from parseshot.engine.model import Model, ModelConfig, to_tensor
@@ -27,8 +27,9 @@ from parseshot.recognition.answer import Answer, Failure
 from parseshot.recognition.batch import photos_to_enroll, photos_to_recognise, to_csv, to_jsonl
 from parseshot.recognition.calibration import Calibration, _tasks, fit_calibration
 from parseshot.recognition.gallery import Gallery
+from parseshot.recognition.held import CUT_OUT
 from parseshot.recognition.ledger import GEOMETRY, PHOTOS, WHOLE, make_ledger
-from parseshot.recognition.looking import energy_boxes, find_objects, read_photo
+from parseshot.recognition.looking import read_photo
 from parseshot.recognition.recognizer import ONE_CLASS, Item, Recognizer
 
 SPECIES, EACH, SHOTS = 5, 7, 4
@@ -218,31 +219,12 @@ def test_a_box_that_is_given_wins(trained: Recognizer, guide: np.ndarray) -> Non
     assert trained.recognise([Item(canvas, box=(-5, 100, 104, 999))])[0].crop == (0, 100, 104, 200)
 
 
-@given(hnp.arrays(np.float64, (5, 5), elements=st.floats(0, 10)))
-@settings(max_examples=60, deadline=None)
-def test_a_found_box_turns_with_the_picture(energy: np.ndarray) -> None:
-    left, top, right, bottom = energy_boxes(energy[None])[0]
-    assert 0 <= left < right <= 1
-    assert 0 <= top < bottom <= 1
-    turned = energy_boxes(energy[None, :, ::-1])[0]
-    np.testing.assert_allclose(turned, [1 - right, top, 1 - left, bottom], atol=1e-9)
-    np.testing.assert_allclose(energy_boxes(energy.T[None])[0], [top, left, bottom, right], atol=1e-9)
-
-
-def test_the_object_is_found(guide: np.ndarray) -> None:
-    pretrained = Model.from_pretrained("default")
-    canvas = np.full((300, 400, 3), (110, 120, 130), np.uint8)
-    canvas[20:188, 210:378] = np.asarray(Image.fromarray(guide[0, 0]).resize((168, 168)))
-    (box,) = find_objects(pretrained, [Image.fromarray(canvas)])
-    assert box is not None
-    left, top, right, bottom = box
-    across, down = min(right, 378) - max(left, 210), min(bottom, 188) - max(top, 20)
-    assert across > 0
-    assert down > 0
-    both = (right - left) * (bottom - top) + 168**2 - across * down
-    assert across * down / both > 1.5 * 168**2 / (300 * 400)  # of the whole photo it would be 0.24
-    assert Recognizer(pretrained).finds
-    assert not Recognizer(pretrained, find=False).finds
+def test_objects_are_looked_for_where_the_model_learned_from_such(trained: Recognizer) -> None:
+    assert Recognizer("default").finds
+    assert not Recognizer("default", find=False).finds
+    assert not trained.finds  # drawn pictures, whole
+    cut_out = {name for name, layout in LAYOUTS.items() if "cropped to the box" in layout.summary}
+    assert cut_out == set(CUT_OUT)
 
 
 def test_only_what_changed_is_prepared_again(

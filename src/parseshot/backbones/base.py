@@ -30,11 +30,6 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def glance(self, images: Tensor) -> Tensor:
-        """A map that is strong where something is, [B, any channels, G, G]: all that looking for an object needs."""
-        found: Tensor = self(images)[:, : self.out_channels]  # without those of a packed finer map
-        return found
-
 
 def pack_pair(coarse: Tensor, fine: Tensor) -> Tensor:
     """Maps of two strides in one tensor: [B, C, G, G], [B, F, 2G, 2G] → [B, C + 4F, G, G].

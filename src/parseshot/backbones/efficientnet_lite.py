@@ -154,16 +154,6 @@ class EfficientNetLite0(Backbone):
         return digest({f"{at}.{name}": part for at, unit in units for name, part in unit.state_dict().items()})
 
     def forward(self, images: Tensor) -> Tensor:
-        x, fine = self.before_head(images)
-        last: Tensor = self.head(x)  # [B, C, G, G]
-        return pack_pair(last, fine) if self.fine_channels else last
-
-    def glance(self, images: Tensor) -> Tensor:
-        """Without the head, which tells kinds of things apart rather than where they are (docs/LOG.md)."""
-        return self.before_head(images)[0]
-
-    def before_head(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head gets, [B, 320, G, G] or what the level ends with, and the map at stride 16."""
         x = self.normalise(images)  # [B, 3, 224, 224]
         x = self.stem(x)  # [B, 32, 112, 112]
         fine = x
@@ -173,7 +163,8 @@ class EfficientNetLite0(Backbone):
                 fine = x
         if self.dilated:  # of an even number of cells the first lies before the coarse ones
             x = x[..., 1 - x.shape[-2] % 2 :, 1 - x.shape[-1] % 2 :]
-        return x, fine
+        last: Tensor = self.head(x)  # [B, C, G, G]
+        return pack_pair(last, fine) if self.fine_channels else last
 
 
 class InvertedResidual(nn.Module):

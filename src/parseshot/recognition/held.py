@@ -18,7 +18,7 @@ from parseshot.recognition.prepared import PreparedGallery
 from parseshot.recognition.records import Box
 from parseshot.recognition.snapshot import Snapshot
 
-PRETRAINED = ("efficientnet", "timm:")  # backbones whose features are strong where an object is
+CUT_OUT = ("cub", "aircraft")  # data sets of objects that were cut out by their boxes
 
 
 class Held:
@@ -59,8 +59,9 @@ class Held:
 
     @property
     def finds(self) -> bool:
-        """Whether the object is looked for in photos without a box."""
-        return self.loaded.config.backbone.startswith(PRETRAINED) if self.find is None else self.find
+        """Whether the object is looked for in photos without a box: by default, if the model learned from such."""
+        learned_from = self.loaded.provenance.get("data", {}).get("name")
+        return learned_from in CUT_OUT if self.find is None else self.find
 
     @property
     def calibrated(self) -> bool:

@@ -11,18 +11,14 @@ from PIL import Image
 from torch import Tensor
 
 from parseshot.data.names import printable
-from parseshot.data.photo import MIN_SIDE, Photo, Square, open_photo, read_bytes, take_image, to_square
+from parseshot.data.photo import Photo, Square, open_photo, read_bytes, take_image, to_square
 from parseshot.engine.model import Model
 from parseshot.errors import PhotoError
 from parseshot.methods.base import Encoding
+from parseshot.recognition.finding import find_objects
 from parseshot.recognition.records import Box
 
 PhotoSource: TypeAlias = Path | str | bytes | IO[bytes] | Image.Image | np.ndarray
-
-LOOK = 1 / 2  # side of the picture in which the object is looked for, to that of what the model sees: 112 of 224 px
-TOGETHER = 16  # such pictures at once: from there on PyTorch is fastest in one thread
-OUTSIDE = 0.1  # share of the energy that lies beyond each edge of the object …
-MARGIN = 0.1  # … which is shown with this much of its width and height around it
 
 
 class Item(NamedTuple):
@@ -92,7 +88,7 @@ def look(
     """
     boxes = boxes or [None] * len(images)
     wanted = [number for number, box in enumerate(boxes) if box is None] if find else []
-    found = dict(zip(wanted, find_objects(model, [images[number] for number in wanted]), strict=True))
+    found = dict(zip(wanted, find_objects([images[number] for number in wanted]), strict=True))
     looks = []
     for number, (image, given) in enumerate(zip(images, boxes, strict=True)):
         box = found.get(number) if given is None else given
@@ -124,50 +120,3 @@ def inside(box: Box, image: Image.Image, name: str) -> Box:
             f"{name}: the box {list(box)} (left, top, right, bottom) is not in a photo of {image.width}×{image.height}",
         )
     return cut
-
-
-@torch.inference_mode()
-def find_objects(model: Model, images: Sequence[Image.Image]) -> list[Box | None]:
-    """Where the backbone sees something: a box for each photo, or None where that would be too small to show.
-
-    A coarse look at the whole photo, at LOOK of the model's size, so a quarter of a pass. What a frozen backbone was
-    trained to tell apart lies where its features are strong (docs/results.md has what that is worth).
-    """
-    size, maps = round(LOOK * model.config.image_size), []
-    squares = [to_square(image, size) for image in images]
-    model.eval()
-    for start in range(0, len(images), TOGETHER):
-        batch = _as_bytes([square.pixels for square in squares[start : start + TOGETHER]])
-        maps.append(model.backbone.glance(batch.to(model.device)).abs().sum(1).double().cpu().numpy())  # [B, G, G]
-    shares = energy_boxes(np.concatenate(maps)) if maps else np.empty((0, 4))
-    found: list[Box | None] = []
-    for image, square, share in zip(images, squares, shares, strict=True):
-        (left, top), (right, bottom) = (
-            (square.left + x * square.width, square.top + y * square.height) for x, y in share.reshape(2, 2).tolist()
-        )
-        cut = max(0.0, left), max(0.0, top), min(float(image.width), right), min(float(image.height), bottom)
-        found.append(cut if min(cut[2] - cut[0], cut[3] - cut[1]) >= MIN_SIDE / 2 else None)
-    return found
-
-
-def energy_boxes(energy: np.ndarray) -> np.ndarray:
-    """Around the box that leaves a tenth of the energy beyond each of its edges: [n, G, G] → [n, 4].
-
-    Left, top, right and bottom in shares of the map, of the energy less the smallest on the map. One that is the same
-    everywhere gives a box that leaves 2 % of the map on each side.
-
-    >>> energy_boxes(np.array([[[0.0, 0.0], [0.0, 1.0]]])).round(9).tolist()
-    [[0.51, 0.51, 0.99, 0.99]]
-    """
-    count, size = len(energy), energy.shape[-1]
-    above = energy - energy.reshape(count, -1).min(1)[:, None, None]
-    above = np.where(above.reshape(count, -1).sum(1)[:, None, None] > 0, above, 1.0)
-    edges = []
-    for axis in (1, 2):  # summed over rows: along x
-        along = above.sum(axis)  # [n, G]
-        share = np.concatenate((np.zeros((count, 1)), along.cumsum(1)), 1) / along.sum(1, keepdims=True)
-        places = np.linspace(0, 1, size + 1)
-        edges.append(np.array([np.interp((OUTSIDE, 1 - OUTSIDE), one, places) for one in share]).reshape(-1, 2))
-    low, high = (np.stack([edge[:, side] for edge in edges], 1) for side in (0, 1))  # (x, y)
-    margin = MARGIN * (high - low)
-    return np.concatenate((low - margin, high + margin), 1).clip(0.0, 1.0)

@@ -47,7 +47,8 @@ class Recognizer(Held):
 
     model: a name that ships, or a directory. gallery: a file, a `postgresql://` URL, an open `Gallery`, or None for one
     that is gone with the recogniser. find: whether the object is looked for in photos that come without a box; None
-    does so for pretrained backbones. Nothing is loaded before it is needed. Threads may share one.
+    does so for models that learned from objects cut out by their boxes. Nothing is loaded before it is needed. Threads
+    may share one.
     """
 
     def __enter__(self) -> "Recognizer":
