@@ -281,7 +281,6 @@ def _of_classes(shown: list[Shown]) -> dict[str, np.ndarray]:
         each = [getattr(one, name) for one in shown]
         if isinstance(each[0], Dictionary):
             found[f"{name}_vectors"] = torch.cat([one.vectors[:, 0] for one in each], 1).numpy()  # [K, ΣM, C]
-            found[f"{name}_inner"] = torch.cat([one.inner.flatten(1) for one in each], 1).numpy()  # [K, ΣM²]
             found[f"{name}_counts"] = np.array([one.vectors.shape[2] for one in each])
         elif each[0] is not None:
             found[name] = _joined(shown, name)

@@ -10,7 +10,7 @@ The model and the gallery belong together if `session.get_modelmeta().custom_met
 `matcher.fingerprint`. The mathematics is Eq. 7 as in parseshot's parts/distance.py, and recognition/calibration.py.
 
 Letters: Q queries, N classes, S scales, T = S or 1 of them in a class, K parts, C channels, R = K(K−1)/2 pairs of
-parts; M vectors that a query is regressed on, of all classes together, and L entries of their matrices.
+parts; M, m, n vectors that a query is regressed on, of all classes together.
 """
 
 import zipfile
@@ -21,7 +21,7 @@ from os import PathLike
 import numpy as np
 
 FORMAT = "parseshot gallery"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SIDE = 1e-6  # length (in cells) below which a side of the polygon of parts counts as a point
 ALWAYS = {
     "format": "",
@@ -41,9 +41,9 @@ GROUPS: tuple[dict[str, str], ...] = (  # each may be left out, but not in part
     {"slopes": "2"},  # of the weights of parts; without them all weigh alike
     {"gamma": ""},  # weight of the geometry; without it there is none
     {"z": "NSKC"},  # mean expressions, or …
-    {"z_vectors": "KMC", "z_inner": "KL", "z_counts": "N"},  # … what expressions are regressed on
-    {"cells_vectors": "KmC", "cells_inner": "Kl", "cells_counts": "N", "cells_weight": ""},
-    {"whole_vectors": "1nW", "whole_inner": "1k", "whole_counts": "N", "whole_weight": ""},
+    {"z_vectors": "KMC", "z_counts": "N"},  # … what expressions are regressed on
+    {"cells_vectors": "KmC", "cells_counts": "N", "cells_weight": ""},
+    {"whole_vectors": "1nW", "whole_counts": "N", "whole_weight": ""},
     {"known": "7", "threshold": ""},  # of P(one of these), and below which it is none of these, where calibrated
 )
 KINDS = {"names": "U", "format": "U", "fingerprint": "U", "normalised": "b"} | dict.fromkeys(
@@ -95,9 +95,7 @@ class Matcher:
             beside = self._cells(asked["cells"], asked["cell_weights"])  # [Q, N, K]
             total = total + own["cells_weight"] * (alpha.mean((2, 3)) * beside).sum(2)
         if "whole_vectors" in own:
-            left = _left_over(
-                asked["whole"][:, 0, 0][None], own["whole_vectors"], own["whole_inner"], own["whole_counts"]
-            )
+            left = _left_over(asked["whole"][:, 0, 0][None], own["whole_vectors"], own["whole_counts"])  # [1, N, Q]
             total = total + own["whole_weight"] * left[0].T
         return -own["scale"] * total + own["advantage"] * (1 - 1 / own["photos"])
 
@@ -142,7 +140,7 @@ class Matcher:
         own, (queries, scales, parts, channels) = self._arrays, z.shape
         left = z.transpose(2, 0, 1, 3).reshape(parts, queries * scales, channels)
         if "z_vectors" in own:
-            errors = _left_over(left, own["z_vectors"], own["z_inner"], own["z_counts"])  # [K, N, Q·S]
+            errors = _left_over(left, own["z_vectors"], own["z_counts"])  # [K, N, Q·S]
             return scales * errors.reshape(parts, -1, queries, scales).transpose(2, 1, 3, 0)[:, :, :, None]
         right = own["z"].transpose(2, 0, 1, 3).reshape(parts, -1, channels)  # [K, N·S, C]
         squares = (left**2).sum(-1)[:, :, None] + (right**2).sum(-1)[:, None] - 2 * (left @ right.swapaxes(1, 2))
@@ -161,22 +159,16 @@ class Matcher:
         """What a class's cells of each part leave over of the query's: [Q, K, P, C], [Q, K, P] → [Q, N, K]."""
         own, (queries, parts, count, channels) = self._arrays, cells.shape
         left = cells.swapaxes(0, 1).reshape(parts, queries * count, channels)
-        errors = _left_over(left, own["cells_vectors"], own["cells_inner"], own["cells_counts"])  # [K, N, Q·P]
+        errors = _left_over(left, own["cells_vectors"], own["cells_counts"])  # [K, N, Q·P]
         errors = errors.reshape(parts, -1, queries, count) * weights.swapaxes(0, 1)[:, None]
         return errors.sum(-1).transpose(2, 1, 0)
 
 
-def _left_over(asked: np.ndarray, vectors: np.ndarray, inner: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _left_over(asked: np.ndarray, vectors: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """What a ridge regression on each class's vectors leaves over of vectors [K, P, C]: [K, N, P]."""
-    squares = (asked**2).sum(-1)
-    found = np.empty((len(asked), len(counts), asked.shape[1]), asked.dtype)
-    start = at = 0
-    for label, count in enumerate(counts.tolist()):
-        products = asked @ vectors[:, start : start + count].swapaxes(1, 2)  # [K, P, m]
-        matrix = inner[:, at : at + count**2].reshape(-1, count, count)
-        found[:, label] = squares + (products @ matrix * products).sum(-1)
-        start, at = start + count, at + count**2
-    return np.maximum(found, 0)
+    products = asked @ vectors.swapaxes(1, 2)  # [K, P, M]
+    told = np.add.reduceat(products**2, np.cumsum(counts) - counts, axis=2)  # [K, P, N]
+    return np.maximum((asked**2).sum(-1, keepdims=True) - told, 0).swapaxes(1, 2)
 
 
 def _softmax(values: np.ndarray) -> np.ndarray:
@@ -203,10 +195,10 @@ def _checked(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
         or sizes["R"] != parts * (parts - 1) // 2
     ):
         raise ValueError("its classes, scales and parts do not fit together")
-    for name, vectors, entries in (("z_counts", "M", "L"), ("cells_counts", "m", "l"), ("whole_counts", "n", "k")):
+    for name, vectors in (("z_counts", "M"), ("cells_counts", "m"), ("whole_counts", "n")):
         if name in shapes:
             counts = arrays[name].astype(np.int64)
-            if counts.min() < 1 or (counts.sum(), (counts**2).sum()) != (sizes[vectors], sizes[entries]):
+            if counts.min() < 1 or counts.sum() != sizes[vectors]:
                 raise ValueError(f"{name} do not add up")
     return sizes
 

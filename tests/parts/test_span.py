@@ -1,5 +1,7 @@
 """A class as what its photos span, part by part, against least squares in a loop."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ import reference
 from parseshot.errors import UsageError
 from parseshot.methods import build_method
 from parseshot.methods.base import Encoding
-from parseshot.parts.distance import Regression, compare, show, span_distances
+from parseshot.parts.distance import Regression, compare, dictionary, show, span_distances
 
 LABELS = torch.tensor([1, 0, 1, 2, 1])  # unbalanced: 1, 3 and 1 photos
 
@@ -18,20 +20,23 @@ def expressions(count: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(count, 3, 4, 7, generator=random, dtype=torch.float64)  # [·, S, K, C]
 
 
-def spans(query: torch.Tensor, support: torch.Tensor, labels: torch.Tensor, strength: float = 0.3) -> torch.Tensor:
+def spans(
+    query: torch.Tensor, support: torch.Tensor, labels: torch.Tensor, strength: float = 0.3, rho: float = 0.8
+) -> torch.Tensor:
     return span_distances(
-        query, support, labels, torch.tensor(strength, dtype=torch.float64), torch.tensor(0.8, dtype=torch.float64)
+        query, support, labels, torch.tensor(strength, dtype=torch.float64), torch.tensor(rho, dtype=torch.float64)
     )
 
 
 @pytest.mark.parametrize("strength", [1e-3, 0.3, 10.0])
-def test_it_is_what_a_ridge_regression_leaves_over(strength: float) -> None:
+@pytest.mark.parametrize("rho", [0.05, 0.8, 1.0, 2.0])
+def test_it_is_what_a_ridge_regression_leaves_over(strength: float, rho: float) -> None:
     query, support = expressions(2), expressions(5, 1)
-    found = spans(query, support, LABELS, strength)
+    found = spans(query, support, LABELS, strength, rho)
     for q in range(2):
         for y in range(3):
             photos = [support[i].numpy() for i in range(5) if LABELS[i] == y]
-            expected = reference.span_distance(query[q].numpy(), photos, strength, 0.8)
+            expected = reference.span_distance(query[q].numpy(), photos, strength, rho)
             np.testing.assert_allclose(found[q, y], expected, atol=1e-9)
 
 
@@ -43,6 +48,39 @@ def test_gradcheck() -> None:
         return span_distances(query, support, LABELS, strength, rho)
 
     assert torch.autograd.gradcheck(run, [*inputs, *weights])
+
+
+def test_float32_keeps_five_digits_where_the_regression_is_weak() -> None:
+    """More vectors than channels, λ near 0: a class's own matrix would have entries of 1/λ."""
+    query, support = expressions(2), expressions(12, 1)  # 18 vectors of 7 channels a class
+    labels, strength = torch.arange(12) % 2, 1e-5
+    exact = spans(query, support, labels, strength)
+    rough = span_distances(query.float(), support.float(), labels, torch.tensor(strength), torch.tensor(0.8))
+    torch.testing.assert_close(rough.double(), exact, atol=1e-5, rtol=0)
+
+
+def test_what_smaller_classes_are_filled_up_with_is_nothing() -> None:
+    lam = torch.tensor([0.3, 0.3], dtype=torch.float64)
+    few, many = expressions(1)[0, 0, :2], expressions(1, 1)[0, 0]  # [2, C], [4, C]
+    filled = torch.stack((torch.cat((few, torch.zeros_like(few))), many))[None]  # [1, N, M, C]
+    together = dictionary(filled, lam, torch.tensor(0.8)).vectors
+    assert (together[0, 0, 2:] == 0).all()
+    torch.testing.assert_close(
+        together[0, 0, :2], dictionary(few[None, None], lam[:1], torch.tensor(0.8)).vectors[0, 0]
+    )
+
+
+def test_rho_ends_at_two() -> None:
+    method = build_method("dop-span", 6, 5)
+    codes = method.encode(torch.rand(4, 6, 5, 5))
+    query, support, labels = codes.take(slice(3, 4)), codes.take(slice(3)), torch.tensor([0, 1, 1])
+    with torch.no_grad():
+        found = []
+        for rho in (1.9, 2.0, 20.0):
+            method.log_rho.fill_(math.log(rho))
+            found.append(method.logits(query, support, labels))
+    torch.testing.assert_close(found[2], found[1])
+    assert (found[1] != found[0]).all()
 
 
 def test_copies_of_photos_change_nothing() -> None:

@@ -207,7 +207,7 @@ class DOP(Method):
         return self.terms(query, self.prepare(support, labels))
 
     def prepare(self, support: Encoding, labels: Tensor) -> Shown:
-        span = Regression(self.log_ridge.exp(), self.log_rho.exp()) if self.config.span else None
+        span = Regression(self.log_ridge.exp(), _rho(self.log_rho)) if self.config.span else None
         photos = support["z"], support["entropy"], support["mu"]
         return show(photos, labels, span=span, cells=self._cells(support), whole=self._whole(support))
 
@@ -232,14 +232,14 @@ class DOP(Method):
         """Those of each part, and how they are regressed, where they are asked for."""
         if not self.config.cells:
             return None
-        how = Regression(self.log_cell_ridge.exp(), self.log_cell_rho.exp(), self.log_cell_weight.exp())
+        how = Regression(self.log_cell_ridge.exp(), _rho(self.log_cell_rho), self.log_cell_weight.exp())
         return Cells(encoding["cells"], encoding["cell_weights"]), how
 
     def _whole(self, encoding: Encoding) -> tuple[Tensor, Regression] | None:
         """The object as a whole, and how it is regressed, where that is asked for."""
         if not self.config.whole:
             return None
-        how = Regression(self.log_whole_ridge.exp(), self.log_whole_rho.exp(), self.log_whole_weight.exp())
+        how = Regression(self.log_whole_ridge.exp(), _rho(self.log_whole_rho), self.log_whole_weight.exp())
         return encoding["whole"], how
 
     def logits(self, query: Encoding, support: Encoding, labels: Tensor) -> Tensor:
@@ -367,6 +367,11 @@ class Layout(Companion):
         views = [*encoding["mu"].unbind(1), encoding["mu"].mean(1)]
         told = [layout.untold(mu, encoding["kind_places"], encoding["kind_counts"], size) for mu in views]
         return {"layout": self.weight * torch.stack(told).mean()}
+
+
+def _rho(log_rho: Tensor) -> Tensor:
+    """ρ of a regression, from 0 to 2: beyond, what a class explains wholly would be further from it than nothing is."""
+    return log_rho.exp().clamp_max(2.0)
 
 
 def _entropy_above(score: Tensor, target: float, log_temperature: float) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parseshot.parts.linear import positive_inverse
+from parseshot.parts.linear import positive_inverse, positive_root
 from parseshot.parts.parsing import Cells
 
 LEAST = 1e-12  # share of ν that a cell has at least
@@ -43,10 +43,9 @@ class Regression(NamedTuple):
 
 
 class Dictionary(NamedTuple):
-    """What N classes show of K parts, M vectors each, to regress a query's on. Worked out once a class."""
+    """What N classes show of K parts, M vectors each, to regress a query x on. Worked out once a class."""
 
-    vectors: Tensor  # d, [K, N, M, C]
-    inner: Tensor  # [K, N, M, M]: ‖x − ρwD‖² = ‖x‖² + p·inner·p for p = xDᵀ
+    vectors: Tensor  # f, [K, N, M, C]: the error is ‖x‖² − Σ_j (x·f_j)²
 
 
 class Shown(NamedTuple):
@@ -140,26 +139,27 @@ def _cell_errors(query: Cells, shown: Dictionary) -> Tensor:
 
 
 def dictionary(vectors: Tensor, lam: Tensor, rho: Tensor) -> Dictionary:
-    """To regress on M vectors d of each part and class, [K, N, M, C], with λ [N].
+    """To regress on M vectors d of each part and class, [K, N, M, C], with λ [N] and ρ up to 2.
 
-    In float64: an error of the Gram matrix grows by 1/λ² in its inverse, and in float32 classes side by side and one by
-    one would differ in the fourth digit.
+    Of x the regression on D leaves ‖x − ρ·wD‖², w = argmin ‖x − wD‖² + λ‖w‖² = xDᵀB, B = (DDᵀ + λI)⁻¹. Multiplied out
+    that is ‖x‖² − xDᵀ·BAB·Dxᵀ with A = ρ·((2 − ρ)·DDᵀ + 2λI), which is positive definite: with A = LLᵀ it is
+    ‖x‖² − ‖xFᵀ‖² for F = LᵀBD. So a query needs one product with F, which never lengthens it, and no matrix of a class.
+
+    In float64: B is as large as 1/λ, and in float32 classes side by side and one by one would differ in the fourth
+    digit.
     """
-    exact = vectors.double()
+    exact, strength = vectors.double(), rho.double()
     gram = exact @ exact.mT  # [K, N, M, M]
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    inverse = positive_inverse(gram + lam.double()[:, None, None] * eye)
-    return Dictionary(vectors, (rho**2 * (inverse @ gram @ inverse) - 2 * rho * inverse).to(vectors.dtype))
+    ridge = lam.double()[:, None, None] * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    root = positive_root(strength * ((2 - strength) * gram + 2 * ridge))
+    return Dictionary((root.mT @ positive_inverse(gram + ridge) @ exact).to(vectors.dtype))
 
 
 def left_over(asked: Tensor, shown: Dictionary) -> Tensor:
-    """‖x − ρ·Σ_j w_j·d_j‖², w = argmin ‖x − Σ_j w_j·d_j‖² + λ‖w‖² = xDᵀ(DDᵀ + λI)⁻¹, for each part.
-
-    Of P vectors x [K, P, C]: [K, N, P]. Multiplied out, nothing as long as x is made for a pair.
-    """
+    """What a class's vectors leave over of each of P vectors x, for each part: [K, P, C] → [K, N, P]."""
     classes = shown.vectors.shape[1:3]
-    products = (asked @ shown.vectors.flatten(1, 2).mT).unflatten(2, classes).transpose(1, 2)  # [K, N, P, M]
-    return (asked.square().sum(-1)[:, None] + (products @ shown.inner * products).sum(-1)).clamp_min(0.0)
+    products = (asked @ shown.vectors.flatten(1, 2).mT).unflatten(2, classes)  # [K, P, N, M]
+    return (asked.square().sum(-1, keepdim=True) - products.square().sum(-1)).clamp_min(0.0).mT
 
 
 def part_weights(query_entropy: Tensor, class_entropy: Tensor, slopes: Tensor) -> Tensor:

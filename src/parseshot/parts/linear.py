@@ -10,15 +10,18 @@ from torch import Tensor
 
 def positive_solve(matrix: Tensor, right: Tensor) -> Tensor:
     """A⁻¹B for positive definite A [..., m, m] and B [..., m, p]; not a number where A is not positive definite."""
-    return torch.cholesky_solve(right, _root(matrix))
+    return torch.cholesky_solve(right, positive_root(matrix))
 
 
 def positive_inverse(matrix: Tensor) -> Tensor:
     """A⁻¹ for positive definite A [..., m, m]; not a number where A is not positive definite."""
-    return torch.cholesky_inverse(_root(matrix))
+    return torch.cholesky_inverse(positive_root(matrix))
 
 
-def _root(matrix: Tensor) -> Tensor:
-    """L of A = LLᵀ. A failure is not an error here, so that one episode of many can be named by who finds its score."""
+def positive_root(matrix: Tensor) -> Tensor:
+    """L of A = LLᵀ for positive definite A [..., m, m].
+
+    A failure is not an error here, so that one episode of many can be named by who finds its score.
+    """
     found = torch.linalg.cholesky_ex(matrix)
     return torch.where(found.info[..., None, None] > 0, torch.nan, found.L)
