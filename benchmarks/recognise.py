@@ -177,6 +177,7 @@ def many_to_few(
     many = Recognizer(model, file)
     opening, reading = seconds(lambda: many.opened), seconds(many.snapshot)
     preparing, first = seconds(many.prepare), seconds(lambda: many.predict(queries[:1]))
+    many.predict(queries)  # as `few` was: the first photos meet memory that was never touched
     taken = in_turn(many.predict, few.predict, queries, asked.repeats)
     return {
         "classes": asked.many,
