@@ -31,7 +31,7 @@ from parseshot.engine.model import Model
 from parseshot.methods.base import Encoding
 from parseshot.recognition.diagnosis import ACROSS, BLURRED, DUPLICATE, MISLABELLED, Diagnosis
 from parseshot.recognition.doctor import examine
-from parseshot.recognition.enrolment import Named, new_photos
+from parseshot.recognition.enrolment import new_photos, to_store
 from parseshot.recognition.looking import read_photo
 from parseshot.recognition.recognizer import Recognizer
 from parseshot.recognition.records import NewPhoto, portions
@@ -55,7 +55,7 @@ def encode_photos(model: Model, source: Path, split: str, photos: int) -> dict[s
             chosen += [(name, file) for file in random.permutation(all_of)[:photos].tolist()]
         found = defaultdict(list)
         for some in portions(chosen, 64):
-            named = [Named(name, read_photo(read(files[file]), Path(file).name), None) for name, file in some]
+            named = [to_store(name, read_photo(read(files[file]), Path(file).name), None) for name, file in some]
             for photo in new_photos(model, named, find=False):
                 found[photo.class_name].append(photo)
     return found
@@ -103,7 +103,7 @@ def plant(model: Model, clean: Sequence[NewPhoto], random: np.random.Generator) 
 def altered(model: Model, photo: NewPhoto, change: Callable[[Image.Image], bytes], source: str = "") -> NewPhoto:
     """A photo that something was done to, encoded anew."""
     given = read_photo(change(Image.open(io.BytesIO(photo.picture))), source or photo.source)
-    return new_photos(model, [Named(photo.class_name, given, None)], find=False)[0]
+    return new_photos(model, [to_store(photo.class_name, given, None)], find=False)[0]
 
 
 def blurred(image: Image.Image, sigma: float) -> bytes:

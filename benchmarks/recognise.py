@@ -160,7 +160,7 @@ def beyond_encoding(large: Recognizer, photos: list[Path], repeats: int) -> floa
     beyond = []
     for number in range(repeats):
         changed = [np.roll(np.asarray(Image.open(path)), number + 1, 0) for path in photos]  # other photos each time
-        alone = seconds(lambda: large.encode([large.read(Item(each)) for each in changed]))  # noqa: B023
+        alone = seconds(lambda: large.encode([large.see(Item(each)) for each in changed]))  # noqa: B023
         adding = seconds(lambda: large.add_class(f"new {number}", changed))  # noqa: B023
         ready = seconds(large.prepare)
         beyond.append(1000 * (adding + ready - alone))

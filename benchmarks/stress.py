@@ -50,7 +50,7 @@ def scores_at(recognizer: Recognizer, folder: Path, version: int) -> dict[str, l
     snapshot = recognizer.opened.snapshot(version)
     if not snapshot.classes:
         return {}
-    encoding, _ = recognizer.encode([recognizer.read(Item(path)) for path in asked_photos(folder)])
+    encoding = recognizer.encode([recognizer.see(Item(path)) for path in asked_photos(folder)])
     scores = PreparedGallery(recognizer.loaded.method).of(snapshot).scores(encoding)
     return {one.name: scores[:, at].tolist() for at, one in enumerate(snapshot.classes)}
 

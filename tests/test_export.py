@@ -252,7 +252,7 @@ def recogniser(model: Model, birds: Pack) -> tuple[Recognizer, np.ndarray]:
 
 
 def encoded(recognizer: Recognizer, photos: np.ndarray) -> dict[str, np.ndarray]:
-    encoding, _ = recognizer.encode([recognizer.read(Item(photo)) for photo in photos])
+    encoding = recognizer.encode([recognizer.see(Item(photo)) for photo in photos])
     return {name: tensor.numpy() for name, tensor in encoding.items()}
 
 

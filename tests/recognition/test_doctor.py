@@ -32,7 +32,7 @@ from parseshot.recognition.diagnosis import (
     Share,
 )
 from parseshot.recognition.doctor import examine
-from parseshot.recognition.enrolment import Named, new_photos
+from parseshot.recognition.enrolment import new_photos, to_store
 from parseshot.recognition.gallery import stored_picture
 from parseshot.recognition.leave_one_out import leave_one_out, part_distances
 from parseshot.recognition.looking import read_photo
@@ -54,12 +54,12 @@ def clean(model: Model) -> list[NewPhoto]:
     species = make_species(5 * SPECIES, seed=2_000_003)[::5]
     images, labels, *_ = draw_many(species, EACH, seed=11, size=SIDE)
     given = [read_photo(Image.fromarray(image), f"{row}.png") for row, image in enumerate(images)]
-    named = [Named(species[label].name, one, None) for label, one in zip(labels, given, strict=True)]
+    named = [to_store(species[label].name, one, None) for label, one in zip(labels, given, strict=True)]
     return new_photos(model, named, find=False)
 
 
 def encoded(model: Model, name: str, image: Image.Image, source: str) -> NewPhoto:
-    return new_photos(model, [Named(name, read_photo(image, source), None)], find=False)[0]
+    return new_photos(model, [to_store(name, read_photo(image, source), None)], find=False)[0]
 
 
 def picture(photo: NewPhoto) -> Image.Image:

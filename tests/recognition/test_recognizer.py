@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +23,14 @@ from parseshot.engine.model import Model, ModelConfig, to_tensor
 from parseshot.engine.statistics import auroc
 from parseshot.errors import DataError, ModelError, PhotoError, UsageError
 from parseshot.methods import build_method
-from parseshot.recognition import prepared, recognizer
+from parseshot.recognition import held, prepared, recognizer
 from parseshot.recognition.answer import Answer, Failure
 from parseshot.recognition.batch import photos_to_enroll, photos_to_recognise, to_csv, to_jsonl
 from parseshot.recognition.calibration import Calibration, _tasks, fit_calibration
 from parseshot.recognition.gallery import Gallery
 from parseshot.recognition.held import CUT_OUT
 from parseshot.recognition.ledger import GEOMETRY, PHOTOS, WHOLE, make_ledger
-from parseshot.recognition.looking import read_photo
+from parseshot.recognition.looking import Given, read_photo
 from parseshot.recognition.recognizer import ONE_CLASS, Item, Recognizer
 
 SPECIES, EACH, SHOTS = 5, 7, 4
@@ -267,7 +268,7 @@ def test_a_method_whose_classes_depend_on_each_other_works_too(guide: np.ndarray
         one.fit(list(guide[:, :2].reshape(-1, 84, 84, 3)), np.repeat(NAMES, 2).tolist())
         snapshot = one.snapshot()
         assert snapshot.encoding is not None
-        encoding, _ = one.encode([one.read(Item(guide[0, 5]))])
+        encoding = one.encode([one.see(Item(guide[0, 5]))])
         with torch.inference_mode():
             expected = other.method.logits(encoding, snapshot.encoding, snapshot.labels)[0]
         (answer,) = one.recognise([guide[0, 5]])
@@ -491,3 +492,56 @@ def test_readers_see_what_another_process_enrolled(fresh: Recognizer, model: Mod
     assert (answer.name, answer.duplicate_of, answer.version) == ("tit", 4, 2)
     with Gallery.open(fresh.gallery, fingerprint=fresh.fingerprint) as shared:  # type: ignore[arg-type]
         assert Recognizer(model, shared, find=False).predict(guide[2, 1]).tolist() == ["tit"]
+
+
+def test_pictures_are_let_go_as_soon_as_they_were_looked_at(
+    trained: Recognizer, guide: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A photo of 12 megapixels takes 36 MB: two of them are in memory at once, not all of a group."""
+    opened: list[weakref.ref[Image.Image]] = []
+    most = 0
+
+    def read(source: Path, name: str = "", *, lenient: bool = False) -> Given:
+        nonlocal most
+        given = read_photo(source, name, lenient=lenient)
+        opened.append(weakref.ref(given.image))
+        most = max(most, sum(one() is not None for one in opened))
+        return given
+
+    files = []
+    for number, picture in enumerate(guide[:, SHOTS:].reshape(-1, 84, 84, 3)):
+        files.append(tmp_path / f"{number}.png")
+        Image.fromarray(picture).save(files[-1])
+    expected = [answer.candidates for answer in trained.recognise(files)]
+    monkeypatch.setattr(held, "read_photo", read)
+    assert [answer.candidates for answer in trained.recognise(files)] == expected
+    assert len(files) == 15
+    assert 1 <= most <= 2
+    assert trained.predict_proba(files).shape == (15, 5)
+    assert most <= 2
+    with Recognizer(trained.loaded, tmp_path / "other.gallery") as other:
+        other.add_class("owl", files)
+    assert most <= 2
+
+
+def test_larger_groups_against_many_classes_answer_alike(
+    trained: Recognizer, guide: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos, _ = queries(guide)
+    one, two = [], []
+    for groups, limit in ((one, 1_000), (two, 5)):
+        monkeypatch.setattr(recognizer, "TOGETHER", 3)
+        monkeypatch.setattr(recognizer, "MANY", limit)
+        answer = Recognizer._answer
+        monkeypatch.setattr(
+            Recognizer,
+            "_answer",
+            lambda self, items, snapshot, groups=groups, answer=answer: (
+                groups.append(len(items)) or answer(self, items, snapshot)
+            ),
+        )
+        found = trained.recognise(photos)
+        monkeypatch.setattr(Recognizer, "_answer", answer)
+        groups.append([[one.name for one in each.candidates] for each in found])
+    assert (max(one[:-1]), max(two[:-1])) == (3, 6)
+    assert one[-1] == two[-1]

@@ -19,39 +19,46 @@ STORED_SIDE = 1024  # pixels of the longer side of a photo as it is kept
 HASHED = 72  # pixels of the side of the picture that a perceptual hash is taken of
 
 
-class Named(NamedTuple):
-    """A photo that was read, with the class it is to be in."""
+class ToStore(NamedTuple):
+    """A photo that was read, as it will be stored, with the class it is to be in."""
 
     class_name: str
-    given: Given
-    box: Box | None
+    source: str
+    sha256: str
+    notes: tuple[str, ...]
+    picture: bytes
+    image: Image.Image  # of these bytes
+    box: Box | None  # in its pixels
 
 
-def new_photos(model: Model, named: Sequence[Named], *, find: bool) -> list[NewPhoto]:
+def to_store(class_name: str, given: Given, box: Box | None) -> ToStore:
+    picture = stored_picture(_reduced(given.image))
+    image = open_photo(picture, given.source).image
+    scaled = _scaled(box, given.image, image)
+    return ToStore(class_name, given.source, given.sha256, given.notes, picture, image, scaled)
+
+
+def new_photos(model: Model, stored: Sequence[ToStore], *, find: bool) -> list[NewPhoto]:
     """What is encoded is what will be stored, so that encoding it again gives the same bits."""
-    pictures = [stored_picture(_reduced(one.given.image)) for one in named]
-    images = [open_photo(data, one.given.source).image for one, data in zip(named, pictures, strict=True)]
-    boxes = [_scaled(one.box, one.given.image, image) for one, image in zip(named, images, strict=True)]
-    looks = look(model, images, boxes, find=find)
+    images = [one.image for one in stored]
+    looks = look(model, images, [one.box for one in stored], find=find)
     encoding = encode_looks(model, looks)
     hashes = perceptual_hashes(np.stack([to_square(image, HASHED).pixels for image in images])).tolist()
-    found = []
-    for row, (one, image, seen) in enumerate(zip(named, images, looks, strict=True)):
-        found.append(
-            NewPhoto(
-                one.class_name,
-                one.given.source,
-                one.given.sha256,
-                (hashes[row][0], hashes[row][1]),
-                image.width,
-                image.height,
-                pictures[row],
-                encoding.take(slice(row, row + 1)),
-                None if seen.how == "whole" else seen.box,
-                (*one.given.notes, f"box {seen.how}") if seen.how != "whole" else one.given.notes,
-            )
+    return [
+        NewPhoto(
+            one.class_name,
+            one.source,
+            one.sha256,
+            (hashes[row][0], hashes[row][1]),
+            one.image.width,
+            one.image.height,
+            one.picture,
+            encoding.take(slice(row, row + 1)),
+            None if seen.how == "whole" else seen.box,
+            (*one.notes, f"box {seen.how}") if seen.how != "whole" else one.notes,
         )
-    return found
+        for row, (one, seen) in enumerate(zip(stored, looks, strict=True))
+    ]
 
 
 def _reduced(image: Image.Image) -> Image.Image:

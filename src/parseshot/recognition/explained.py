@@ -86,14 +86,15 @@ def explain_photo(recognizer: "Recognizer", item: "Item") -> Explained:
     """Recognise one photo, with reasons."""
     snapshot = recognizer.filled()
     given, box = recognizer.read(item)
-    encoding, (seen,) = recognizer.encode([(given, box)])
-    (answer,) = recognizer.answer_encoded([(given, box)], encoding, [seen], snapshot)
+    seen = recognizer.seen(given, box)
+    encoding = recognizer.encode([seen])
+    (answer,) = recognizer.answer_encoded([seen], encoding, snapshot)
     known = {photo.id: photo for photo in recognizer.opened.photos()}
     size, model = recognizer.loaded.config.image_size, recognizer.loaded
     ids = {one.id: label for label, one in enumerate(snapshot.classes)}
 
     def move(place: Place) -> Place:
-        return seen.square.to_photo(*place)
+        return seen.look.square.to_photo(*place)
 
     classes = []
     for candidate in answer.candidates[:CLASSES]:

@@ -13,7 +13,7 @@ from parseshot.errors import DataError
 from parseshot.methods.base import Encoding
 from parseshot.recognition.calibration import Calibration
 from parseshot.recognition.gallery import Gallery
-from parseshot.recognition.looking import Given, Item, Look, encode_looks, inside, look, read_photo
+from parseshot.recognition.looking import Given, Item, Seen, encode_looks, inside, look, read_photo
 from parseshot.recognition.prepared import PreparedGallery
 from parseshot.recognition.records import Box
 from parseshot.recognition.snapshot import Snapshot
@@ -135,7 +135,14 @@ class Held:
         given = read_photo(item.source, item.name)
         return given, None if item.box is None else inside(item.box, given.image, given.source)
 
-    def encode(self, read: Sequence[tuple[Given, Box | None]]) -> tuple[Encoding, list[Look]]:
-        """Photos that were read, and what of them was looked at."""
-        looks = look(self.loaded, [given.image for given, _ in read], [box for _, box in read], find=self.finds)
-        return encode_looks(self.loaded, looks), looks
+    def see(self, item: Item) -> Seen:
+        """What the model is to see of a photo."""
+        return self.seen(*self.read(item))
+
+    def seen(self, given: Given, box: Box | None) -> Seen:
+        """The same of one that was read."""
+        (shown,) = look(self.loaded, [given.image], [box], find=self.finds)
+        return Seen(given.source, given.sha256, given.notes, given.image.size, shown)
+
+    def encode(self, seen: Sequence[Seen]) -> Encoding:
+        return encode_looks(self.loaded, [one.look for one in seen])

@@ -46,6 +46,16 @@ class Look(NamedTuple):
     how: str  # "given", "found" or "whole"
 
 
+class Seen(NamedTuple):
+    """What is kept of a photo that was looked at: a square, not the picture, which may be a hundred times as large."""
+
+    source: str
+    sha256: str
+    notes: tuple[str, ...]
+    size: tuple[int, int]  # width and height
+    look: Look
+
+
 def read_photo(source: PhotoSource, name: str = "", *, lenient: bool = False) -> Given:
     """A file by its path, bytes or open file, a PIL image, or an array [H, W, 3] (uint8, or floats from 0 to 1)."""
     if isinstance(source, np.ndarray):

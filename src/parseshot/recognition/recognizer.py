@@ -17,18 +17,19 @@ from parseshot.data.photo import open_photo
 from parseshot.errors import DataError, PhotoError, UsageError
 from parseshot.methods.base import Encoding
 from parseshot.recognition.answer import Answer, Candidate, Failure, Twin
-from parseshot.recognition.enrolment import Named, find_twins, new_photos
+from parseshot.recognition.enrolment import ToStore, find_twins, new_photos, to_store
 from parseshot.recognition.explained import Explained, explain_photo
 from parseshot.recognition.gallery import Gallery
 from parseshot.recognition.held import Held
-from parseshot.recognition.looking import Given, Item, Look, PhotoSource, encode_looks, look
-from parseshot.recognition.records import Box, NewPhoto, Version, portions
+from parseshot.recognition.looking import Item, PhotoSource, Seen, encode_looks, look
+from parseshot.recognition.records import NewPhoto, Version, portions
 from parseshot.recognition.side_by_side import side_by_side
 from parseshot.recognition.snapshot import Snapshot
 
 Progress = Callable[[int, int], None]  # (done, total)
 
-TOGETHER = 32  # photos that are read, encoded and scored at once
+TOGETHER = 32  # photos that are read, encoded and scored at once …
+MANY = 1_000  # … twice as many against so many classes, where scoring takes most of the time
 CANDIDATES = 5  # classes that an answer names
 ONE_CLASS = "one class is enrolled: a probability needs two"
 UNCALIBRATED = "this model has no calibration: probabilities are raw, and nothing is ever none of these"
@@ -96,7 +97,7 @@ class Recognizer(Held):
         snapshot = self.filled()
 
         def shares(items: Sequence[Item]) -> np.ndarray:
-            encoding, _ = self.encode([self.read(item) for item in items])
+            encoding = self.encode([self.see(item) for item in items])
             return self.calibration.shares(self.scores(encoding, snapshot), snapshot.photos_of).numpy()
 
         rows = list(side_by_side(shares, portions(map(Item, _as_list(photos)), TOGETHER)))
@@ -157,11 +158,11 @@ class Recognizer(Held):
 
     def _made(self, some: Sequence[tuple[str, Item]], *, strict: bool) -> tuple[list[NewPhoto], list[Failure]]:
         """What is to be stored of photos, and those that cannot be used."""
-        usable: list[Named] = []
+        usable: list[ToStore] = []
         failures: list[Failure] = []
         for name, item in some:
             try:
-                usable.append(Named(class_name(name, item.name or "the photo"), *self.read(item)))
+                usable.append(to_store(class_name(name, item.name or "the photo"), *self.read(item)))
             except DataError as error:
                 if strict:
                     raise
@@ -205,34 +206,31 @@ class Recognizer(Held):
         """An answer or a failure for each photo, in their order, all from one version; groups go side by side."""
         snapshot = self.filled()
         items = (photo if isinstance(photo, Item) else Item(photo) for photo in photos)
-        for answers in side_by_side(lambda group: self._answer(group, snapshot), portions(items, TOGETHER)):
+        together = TOGETHER if len(snapshot.classes) < MANY else 2 * TOGETHER
+        for answers in side_by_side(lambda group: self._answer(group, snapshot), portions(items, together)):
             yield from answers
 
     def _answer(self, items: Sequence[Item], snapshot: Snapshot) -> "list[Answer | Failure]":
-        read: list[tuple[Given, Box | None] | Failure] = []
+        seen: list[Seen | Failure] = []
         for item in items:
             try:
-                read.append(self.read(item))
+                seen.append(self.see(item))
             except DataError as error:
-                read.append(Failure.of(item.source, item.name, error))
-        usable = [one for one in read if not isinstance(one, Failure)]
-        answers = iter(self.answer_encoded(usable, *self.encode(usable), snapshot) if usable else ())
-        return [one if isinstance(one, Failure) else next(answers) for one in read]
+                seen.append(Failure.of(item.source, item.name, error))
+        usable = [one for one in seen if not isinstance(one, Failure)]
+        answers = iter(self.answer_encoded(usable, self.encode(usable), snapshot) if usable else ())
+        return [one if isinstance(one, Failure) else next(answers) for one in seen]
 
-    def answer_encoded(
-        self, read: Sequence[tuple[Given, Box | None]], encoding: Encoding, looks: Sequence[Look], snapshot: Snapshot
-    ) -> list[Answer]:
+    def answer_encoded(self, seen: Sequence[Seen], encoding: Encoding, snapshot: Snapshot) -> list[Answer]:
         """Answers for photos that have been encoded."""
         scores, fitted = self.scores(encoding, snapshot), self.calibration
         shares, knowns = fitted.shares(scores, snapshot.photos_of), fitted.knowns(scores, snapshot.photos_of)
         return [
-            self._one_answer(given, seen, scores[row], shares[row], float(knowns[row]), snapshot)
-            for row, ((given, _), seen) in enumerate(zip(read, looks, strict=True))
+            self._one_answer(one, scores[row], shares[row], float(knowns[row]), snapshot)
+            for row, one in enumerate(seen)
         ]
 
-    def _one_answer(
-        self, given: Given, seen: Look, scores: Tensor, shares: Tensor, known: float, snapshot: Snapshot
-    ) -> Answer:
+    def _one_answer(self, seen: Seen, scores: Tensor, shares: Tensor, known: float, snapshot: Snapshot) -> Answer:
         known = known if self.calibrated else 1.0
         candidates = []
         for label in scores.topk(min(CANDIDATES, len(scores))).indices.tolist():
@@ -240,15 +238,15 @@ class Recognizer(Held):
             candidates.append(Candidate(one.id, one.name, float(scores[label]), known * float(shares[label])))
         warnings = [ONE_CLASS] * (len(snapshot.classes) == 1) + [UNCALIBRATED] * (not self.calibrated)
         return Answer(
-            given.source,
+            seen.source,
             tuple(candidates),
             known,
             self.calibration.threshold if self.calibrated else None,
-            seen.box,
-            seen.how,
-            (given.image.width, given.image.height),
-            self._ready(snapshot).of_digest.get(given.sha256),
-            (*given.notes, *warnings),
+            seen.look.box,
+            seen.look.how,
+            seen.size,
+            self._ready(snapshot).of_digest.get(seen.sha256),
+            (*seen.notes, *warnings),
             snapshot.version,
             self.fingerprint,
         )
