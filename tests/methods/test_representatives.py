@@ -11,7 +11,8 @@ from parseshot.engine.model import Model, ModelConfig
 from parseshot.engine.run import start_run
 from parseshot.engine.training import TrainingConfig
 from parseshot.methods import BasePhotos, build_method
-from parseshot.methods.dop import DOP, Representatives
+from parseshot.methods.dop import DOP
+from parseshot.methods.dop_companions import Representatives
 
 
 def literal(z: np.ndarray, entropy: np.ndarray, classes: np.ndarray, slope: float, scale: float, label: int) -> float:

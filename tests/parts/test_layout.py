@@ -17,7 +17,7 @@ from parseshot.engine.training import TrainingConfig, cached_for
 from parseshot.errors import Stopped, UsageError
 from parseshot.methods import BasePhotos, build_method
 from parseshot.methods.base import Companions
-from parseshot.methods.dop import Layout, Representatives
+from parseshot.methods.dop_companions import Layout, Representatives
 from parseshot.parts import layout
 
 SIZE = 7

@@ -8,7 +8,8 @@ import reference
 from parseshot.errors import UsageError
 from parseshot.methods import build_method
 from parseshot.methods.base import BasePhotos
-from parseshot.methods.dop import DOP, Representatives
+from parseshot.methods.dop import DOP
+from parseshot.methods.dop_companions import Representatives
 
 LABELS = torch.tensor([1, 0, 1, 2, 1])  # unbalanced: 1, 3 and 1 photos
 
