@@ -1,7 +1,8 @@
 """Augmentation on batches, each image its own draw, the same for the same (seed, step).
 
 `paper`: horizontal flip and perspective distortion. `frn`: random resized crop, colour jitter and flip, the recipe of
-FRN and most peers. Both go from the pack's uint8 pixels to what the backbone sees.
+FRN and most peers. Both go from the pack's uint8 pixels to what the backbone sees. Warps turn, scale and shift a photo
+by what is known, so that a parse can be asked to follow.
 """
 
 from typing import Literal
@@ -19,6 +20,7 @@ CROP_TRIES = 10
 JITTER = 0.4  # brightness, contrast and saturation are multiplied by 1 ± this
 GREY = (0.299, 0.587, 0.114)  # luma of red, green, blue
 CHUNK = 16  # images resampled at a time: their floats stay in cache
+TURN, SCALE, SHIFT = 20.0, (0.85, 1.15), 0.15  # of a warp: degrees, factor, share of the side
 CORNERS = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))
 
 
@@ -97,6 +99,30 @@ def warp(images: Tensor, shifts: Tensor) -> Tensor:
 
 def _sample(images: Tensor, grid: Tensor) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=True)
+
+
+def draw_warps(numbers: np.ndarray, seed: int) -> Tensor:
+    """A turn, a factor and a shift of each image as affine maps [n, 2, 3]; a function of (seed, image number) alone.
+
+    They say where a place of the moved photo comes from, both in [−1, 1] from edge to edge of the picture, as
+    `affine_grid` with align_corners=False takes them.
+    """
+    warps = np.empty((len(numbers), 2, 3), dtype=np.float32)
+    for row, number in enumerate(numbers):
+        random = np.random.default_rng((seed, int(number)))
+        angle, factor = np.deg2rad(random.uniform(-TURN, TURN)), random.uniform(*SCALE)
+        x, y = random.uniform(-2 * SHIFT, 2 * SHIFT, 2)
+        cos, sin = np.cos(angle) / factor, np.sin(angle) / factor
+        warps[row] = [[cos, -sin, x], [sin, cos, y]]
+    return torch.from_numpy(warps)
+
+
+def move_photos(pixels: np.ndarray, warps: Tensor) -> Tensor:
+    """uint8 [B, H, W, 3] and warps [B, 2, 3] → uint8 [B, 3, H, W]; what falls outside repeats the border."""
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
+    grid = F.affine_grid(warps, list(images.shape), align_corners=False)
+    moved = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return moved.add_(0.5).clamp_(0, 255).to(torch.uint8)
 
 
 def warping_grid(shifts: Tensor, mirrored: Tensor, height: int, width: int) -> Tensor:

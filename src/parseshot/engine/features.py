@@ -1,7 +1,8 @@
 """A frozen backbone's feature maps of a pack, worked out once: methods then train and are evaluated in minutes.
 
 A directory named after the weights and the pack holds the maps of the plain images, for evaluation, and beside them
-those of augmented views of the base images, for training: float16, memory-mapped, with an index that is written last.
+those of augmented views of the base images, for training, and of one that is moved, where that is asked for: float16,
+memory-mapped, with an index that is written last.
 """
 
 import hashlib
@@ -16,14 +17,16 @@ import torch
 from torch import Tensor
 
 from parseshot.backbones.base import digest, turned
-from parseshot.data.augment import Augmentation, augment
+from parseshot.data.augment import SCALE, SHIFT, TURN, Augmentation, augment, draw_warps, move_photos
 from parseshot.data.packed import Pack
 from parseshot.data.staging import only_one, replace_file, reserve, sync
 from parseshot.engine.model import BATCH, Model
 from parseshot.errors import DataError, UsageError
+from parseshot.methods import Pairs
 
 SCHEMA_VERSION = 1
 PLAIN, MIRRORED = "plain", "mirrored"  # maps for evaluation: of the image, or its mean with its mirror image
+MOVED, MOVED_SEED = -1, 1  # a view beside the numbered ones: the photo turned, scaled and shifted
 ROWS = 64  # maps between two looks at the clock; augmentation draws by such groups, so a resumed run draws the same
 SAVED_EVERY = 20.0  # seconds
 Progress = Callable[[int, int, str], None]  # (done, total, of what)
@@ -32,12 +35,25 @@ Progress = Callable[[int, int, str], None]  # (done, total, of what)
 class FeaturePack(Pack):
     """A pack whose images have been through the backbone already. Everything else is the pack's own."""
 
-    def __init__(self, pack: Path | str, folder: Path, views: int = 0, *, others: str = "", plain: str = PLAIN) -> None:
-        """`views` in all; those that do not follow from the plain maps are in the file `others`."""
+    def __init__(
+        self,
+        pack: Path | str,
+        folder: Path,
+        views: int = 0,
+        *,
+        others: str = "",
+        plain: str = PLAIN,
+        warped: str = "",
+    ) -> None:
+        """`views` in all; those that do not follow from the plain maps are in the file `others`.
+
+        The file `warped`, if there is one, has the maps of the base images moved.
+        """
         super().__init__(pack)
         self.plain, index = _open(folder, plain)  # [n, G, G, C]
         self.channels = int(index.get("channels") or self.plain.shape[-1])  # without those of a packed finer map
         self.others = _open(folder, others)[0] if others else None  # [V' · base images, G, G, C]
+        self.warped = _open(folder, warped)[0] if warped else None  # [base images, G, G, C]
         base = base_images(self)
         self.views, self.base = views, len(base)
         self.turned = views - (0 if self.others is None else len(self.others) // len(base))  # 1: view 1 is plain turned
@@ -64,6 +80,16 @@ class FeaturePack(Pack):
             maps[mirrored] = turned(maps[mirrored], self.channels)
         return maps
 
+    def pairs(self, numbers: np.ndarray, views: np.ndarray) -> Pairs:
+        """Maps of base images and of the same images moved, both turned where the view is the plain one turned."""
+        assert self.warped is not None, "ask `cached` for warps"
+        turn = torch.from_numpy((views == 1) & (self.turned == 1))
+        warped = torch.from_numpy(self.warped[self.place[numbers]]).permute(0, 3, 1, 2).float()
+        warped[turn] = turned(warped[turn], self.channels)
+        warps = draw_warps(numbers, MOVED_SEED)
+        warps = torch.where(turn[:, None, None], warps * torch.tensor([[1.0, -1.0, -1.0], [-1.0, 1.0, 1.0]]), warps)
+        return Pairs(self.maps(numbers, turn.numpy().astype(int)), warped, warps)
+
     def draw_views(self, count: int, *, seed: int, step: int) -> np.ndarray:
         """A view for each of a training step's images."""
         return np.random.default_rng((seed, step)).integers(self.views + 1, size=count)
@@ -80,9 +106,13 @@ def cached(
     *,
     views: int = 0,
     augmentation: Augmentation | None = None,
+    warps: bool = False,
     progress: Progress | None = None,
 ) -> FeaturePack:
-    """The pack with its feature maps, made in `folder` if they are not there; a broken-off try is gone on with."""
+    """The pack with its feature maps, made in `folder` if they are not there; a broken-off try is gone on with.
+
+    With `warps`, those of each base image moved too.
+    """
     if any(weight.requires_grad for weight in model.backbone.parameters()):
         raise UsageError(f"backbone {model.config.backbone} is trained; only a frozen one's features can be kept")
     if pack.size != model.config.image_size:
@@ -100,16 +130,22 @@ def cached(
     }
     plain = MIRRORED if model.config.mirrored else PLAIN
     _ensure(model, pack, target, plain, [(0, np.arange(len(pack)))], Augmentation(), about, progress)
+    warped = ""
+    if warps:
+        ranges = {"seed": MOVED_SEED, "turn": TURN, "scale": SCALE, "shift": SHIFT}
+        warped = f"warped-{_short(plain, json.dumps(ranges))}"
+        groups = [(MOVED, base_images(pack))]
+        _ensure(model, pack, target, warped, groups, Augmentation(), about | {"warps": ranges}, progress)
     augmentation = augmentation or Augmentation()
     first = 2 if model.config.mirrored and augmentation.flip else 1  # a mean over both sides has its mirror image in it
     if views < first:
-        return FeaturePack(pack.path, target, views, plain=plain)
+        return FeaturePack(pack.path, target, views, plain=plain, warped=warped)
     drawn = "" if views == 1 and augmentation.flip else augmentation.model_dump_json()  # the mirror image is not drawn
     name = f"views-{_short(str(views), drawn, *(['turned'] if first == 2 else []))}"
     groups = [(view, base_images(pack)) for view in range(first, views + 1)]
     about |= {"views": views, "augmentation": augmentation.model_dump(mode="json")}
     _ensure(model, pack, target, name, groups, augmentation, about, progress)
-    return FeaturePack(pack.path, target, views, others=name, plain=plain)
+    return FeaturePack(pack.path, target, views, others=name, plain=plain, warped=warped)
 
 
 def _short(*texts: str) -> str:
@@ -164,7 +200,7 @@ def _fill(
     ]:
         if row >= done:
             pixels = _view(pack, images, view, at, augmentation)
-            look = model.backbone if view else model.features  # training sees each view as it is
+            look = model.backbone if view > 0 else model.features  # training sees each view as it is
             maps = [
                 look(part.to(model.device).contiguous(memory_format=torch.channels_last))
                 for part in pixels.split(BATCH)
@@ -187,7 +223,12 @@ def _fill(
 
 
 def _view(pack: Pack, images: np.ndarray, view: int, at: int, augmentation: Augmentation) -> Tensor:
-    """Pixels of a view, uint8 [B, 3, H, W]: 0 plain, 1 its mirror image if flips are meant, the others as drawn."""
+    """Pixels of a view, uint8 [B, 3, H, W]: 0 plain, 1 its mirror image if flips are meant, the others as drawn.
+
+    MOVED is the plain one turned, scaled and shifted.
+    """
+    if view == MOVED:
+        return move_photos(pack.pixels(images), draw_warps(images, MOVED_SEED))
     if view > 1 or (view == 1 and not augmentation.flip):
         pixels = pack.pixels(images, margin=augmentation.margin)
         return augment(pixels, augmentation, size=pack.size, seed=view, step=at)

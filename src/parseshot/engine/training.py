@@ -22,7 +22,7 @@ from parseshot.engine.distributed import ALONE, Team
 from parseshot.engine.features import FeaturePack, Progress, base_images, cached
 from parseshot.engine.model import BATCH, Model, ModelConfig
 from parseshot.errors import ModelError, UsageError
-from parseshot.methods import BasePhotos, Companion, Encoding
+from parseshot.methods import BasePhotos, Companion, Encoding, Pairs
 
 ADVICE = (
     "nothing was saved from this step; lower the learning rate or look at these images, then --resume or start again"
@@ -100,6 +100,8 @@ class EpisodeStage(Stage):
             self.companion = model.method.companion(base_photos(pack))
         if self.companion is not None:
             self.module = nn.ModuleDict({"model": model, "companion": self.companion.to(model.device)})
+            if self.companion.pairs and (not isinstance(pack, FeaturePack) or pack.warped is None):
+                raise UsageError("method_options.warps needs cached maps of moved photos: set training.cached_views")
             show_base(model, pack, self.companion, config.seed)
         self.steps, self.images = config.episodes, config.way * (config.shots + config.queries)
         self.members = pack.by_class("base")
@@ -218,8 +220,16 @@ def cached_for(
         raise UsageError("training.pretraining trains the backbone, training.cached_views needs it frozen; drop one")
     torch.manual_seed(config.seed)  # as a run builds it: a backbone may be random and frozen
     whole = Model(model).to(device)
-    views = config.cached_views or 0
-    return cached(whole, pack, folder, views=views, augmentation=config.augmentation, progress=progress)
+    companion = whole.method.companion(base_photos(pack))
+    return cached(
+        whole,
+        pack,
+        folder,
+        views=config.cached_views or 0,
+        augmentation=config.augmentation,
+        warps=companion is not None and companion.pairs > 0,
+        progress=progress,
+    )
 
 
 def draw(
@@ -269,6 +279,8 @@ def train_step(
     terms = model.method.loss(query, support, labels, targets)
     if companion is not None:
         terms |= companion.train()(encoding, torch.from_numpy(numbers).to(model.device))
+        if companion.pairs:
+            terms |= companion.pair_terms(step_pairs(model, pack, numbers, config, step, companion.pairs))
     total = torch.stack(list(terms.values())).sum()
     _refuse_nan(terms, encoding, step, [pack.files[number] for number in numbers])
     _descend([model] if companion is None else [model, companion], optimiser, total, step, team)
@@ -289,6 +301,17 @@ def step_features(
     with autocast(model.device, config.precision):
         features = model.features(images)
     return features.float() if features.dtype == torch.bfloat16 else features
+
+
+def step_pairs(model: Model, pack: Pack, numbers: np.ndarray, config: TrainingConfig, step: int, count: int) -> Pairs:
+    """Some of a step's photos, in the views the step sees, and the same photos moved; every process takes them all."""
+    assert isinstance(pack, FeaturePack)
+    views = pack.draw_views(len(numbers), seed=config.seed, step=step)
+    random = np.random.default_rng((config.seed, step, 99))
+    rows = np.sort(random.choice(len(numbers), min(count, len(numbers)), replace=False))
+    plain, warped, warps = (each.to(model.device) for each in pack.pairs(numbers[rows], views[rows]))
+    plain, warped = model.projection(torch.cat((plain, warped))).chunk(2)
+    return Pairs(plain, warped, warps)
 
 
 def seed_step(config: TrainingConfig, step: int, team: Team) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from parseshot.config import Config, read_config
 from parseshot.errors import UsageError
 from parseshot.methods.afhn import AFHN, AFHNConfig
-from parseshot.methods.base import BasePhotos, Companion, Encoding, Method
+from parseshot.methods.base import BasePhotos, Companion, Encoding, Method, Pairs
 from parseshot.methods.baseline_pp import BaselinePP, BaselinePPConfig
 from parseshot.methods.bi_frn import BiFRN, BiFRNConfig
 from parseshot.methods.bsnet import BSNet, BSNetConfig
@@ -43,6 +43,7 @@ __all__ = [
     "Encoding",
     "Method",
     "MethodEntry",
+    "Pairs",
     "ProtoNet",
     "ProtoNetConfig",
     "adapt_backbone",

@@ -81,6 +81,14 @@ class BasePhotos(NamedTuple):
         return int(self.labels.max()) + 1
 
 
+class Pairs(NamedTuple):
+    """Maps of photos, and of the same photos moved by what is known (`parseshot.data.augment.draw_warps`)."""
+
+    plain: Tensor  # [B, C, G, G]
+    warped: Tensor  # [B, C, G, G]
+    warps: Tensor  # [B, 2, 3] where a place of the moved photo comes from
+
+
 class Method(nn.Module):
     """A few-shot method on a backbone's features. It holds weights only: what it knows of an episode is passed in.
 
@@ -144,6 +152,7 @@ class Companion(nn.Module):
     """What goes with a method in training: further terms of the loss, from the encodings of a step."""
 
     photos = 0  # of base classes, whose features it wants to `begin` with; the backbone must be frozen then
+    pairs = 0  # of a step's photos with the same photos moved, for its `pair_terms`; from cached maps only
 
     def begin(self, features: Tensor, generator: torch.Generator) -> None:
         """Look at the features [n, C, G, G] of so many base photos, before the first step and when a run goes on.
@@ -162,6 +171,10 @@ class Companion(nn.Module):
         """Further named terms of the loss, from the encoding of images [B], given by their numbers."""
         raise NotImplementedError
 
+    def pair_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        """Further named terms of the loss, from maps as `encode` takes them, of photos and of the same photos moved."""
+        return {}
+
 
 class Companions(Companion):
     """Several at once."""
@@ -170,6 +183,7 @@ class Companions(Companion):
         super().__init__()
         self.each = nn.ModuleList(each)
         self.photos = max(one.photos for one in each)
+        self.pairs = max(one.pairs for one in each)
 
     def __iter__(self) -> Iterator[Companion]:
         return (cast(Companion, one) for one in self.each)
@@ -183,6 +197,9 @@ class Companions(Companion):
 
     def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
         return {name: term for one in self for name, term in one(encoding, images).items()}
+
+    def pair_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        return {name: term for one in self for name, term in one.pair_terms(pairs).items()}
 
 
 class BaseClassifier(Companion):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from parseshot.config import Config
 from parseshot.errors import UsageError
 from parseshot.methods.base import BasePhotos, Companion, Companions, Encoding, Method
-from parseshot.methods.dop_companions import Layout, Representatives
+from parseshot.methods.dop_companions import Layout, Representatives, Warps
 from parseshot.parts import losses
 from parseshot.parts.distance import Distance, Regression, Shown, compare, show
 from parseshot.parts.parsing import (
@@ -65,6 +65,7 @@ class DOPConfig(Config):
     layout: float = Field(
         0.0, ge=0
     )  # … of parts whose places tell where all else lies (frozen backbones only), neither
+    warps: float = Field(0.0, ge=0)  # … of parts that follow a moved photo (cached features only), neither
 
 
 PRESETS = {
@@ -268,6 +269,8 @@ class DOP(Method):
             wanted.append(Representatives(self, base))
         if self.config.layout:
             wanted.append(Layout(self))
+        if self.config.warps:
+            wanted.append(Warps(self))
         return Companions(wanted) if len(wanted) > 1 else next(iter(wanted), None)
 
     @torch.no_grad()

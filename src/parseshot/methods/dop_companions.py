@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from parseshot.methods.base import BasePhotos, Companion, Encoding
+from parseshot.methods.base import BasePhotos, Companion, Encoding, Pairs
 from parseshot.parts import layout, losses
 from parseshot.parts.distance import squared_distances
 from parseshot.parts.parsing import unit_length
+from parseshot.parts.warps import unfollowed
 
 if TYPE_CHECKING:
     from parseshot.methods.dop import DOP
@@ -75,3 +76,21 @@ class Layout(Companion):
         views = [*encoding["mu"].unbind(1), encoding["mu"].mean(1)]
         told = [layout.untold(mu, encoding["kind_places"], encoding["kind_counts"], size) for mu in views]
         return {"layout": self.weight * torch.stack(told).mean()}
+
+
+class Warps(Companion):
+    """Parts that follow: the parse of a photo that is turned, scaled and shifted is to be the moved parse."""
+
+    pairs = 16
+
+    def __init__(self, method: "DOP") -> None:
+        super().__init__()
+        self.method = (method,)  # not a submodule: its weights are the model's
+
+    def forward(self, encoding: Encoding, images: Tensor) -> dict[str, Tensor]:
+        return {}
+
+    def pair_terms(self, pairs: Pairs) -> dict[str, Tensor]:
+        (method,) = self.method
+        plain, warped = method.parse(torch.cat((pairs.plain, pairs.warped))).mu.chunk(2)
+        return {"warps": method.config.warps * unfollowed(plain, warped, pairs.warps, pairs.plain.shape[-1])}
