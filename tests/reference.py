@@ -976,3 +976,26 @@ def layout_untold(mu: np.ndarray, places: np.ndarray, counts: np.ndarray, size: 
             miss = float(((given[row] @ linear - aims[b, m]) ** 2).mean()) / spread
             soft.append(2 * far * (math.sqrt(miss / far + 1) - 1))
     return float(np.mean(soft))
+
+
+def warps_unfollowed(plain: np.ndarray, warped: np.ndarray, warps: np.ndarray, size: int) -> float:
+    """docs/paper.md "Parts that follow": plain and warped [B, S, K, 2], warps [B, 2, 3], moved photo → plain."""
+    photos, scales, parts, _ = plain.shape
+    ratios = []
+    for s in range(scales):
+        for k in range(parts):
+            aims, found = [], []
+            for b in range(photos):
+                there = (plain[b, s, k] + 0.5) / (size / 2) - 1  # the cell's middle, −1 to 1 from edge to edge
+                here = np.linalg.solve(warps[b, :, :2], there - warps[b, :, 2])
+                aim = (here + 1) * (size / 2) - 0.5
+                if -0.5 < aim[0] < size - 0.5 and -0.5 < aim[1] < size - 0.5:
+                    aims.append(aim)
+                    found.append(warped[b, s, k])
+            if not aims:
+                ratios.append(0.0)
+                continue
+            miss = np.mean([float(((a - f) ** 2).sum()) for a, f in zip(aims, found, strict=True)])
+            spreads = [np.var([one[0] for one in each]) + np.var([one[1] for one in each]) for each in (aims, found)]
+            ratios.append(miss / max(float(np.mean(spreads)), 1e-3 * (size / 4) ** 2))
+    return float(np.mean(ratios))

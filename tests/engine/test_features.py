@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from parseshot.backbones import BACKBONES, Conv4
-from parseshot.data.augment import Augmentation
+from parseshot.data.augment import Augmentation, draw_warps, move_photos
 from parseshot.data.packed import Pack
 from parseshot.engine import features
 from parseshot.engine.encoding import encode_split
@@ -135,6 +135,45 @@ def test_without_flips_there_is_no_mirrored_view(birds: Pack, model: Model, tmp_
         assert torch.allclose(found, mirrored, rtol=1e-3, atol=1e-3) == flip
 
 
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_a_moved_view_of_each_base_image_is_kept_where_it_is_asked_for(
+    birds: Pack, tmp_path: Path, mirrored: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Model(KIND.model_copy(update={"mirrored": mirrored})).eval()
+    pack = cached(model, birds, tmp_path, views=2, augmentation=VIEWS, warps=True)
+    assert pack.warped is not None
+    assert pack.warped.shape == (len(base_images(birds)), *pack.plain.shape[1:])
+    images = base_images(birds)[[70, 2, 5]]
+    warps = draw_warps(images, features.MOVED_SEED)
+    with torch.inference_mode():
+        moved = model.features(move_photos(birds.pixels(images), warps))
+    found = pack.pairs(images, np.array([0, 0, 2]))  # a view that was drawn otherwise goes as the plain one
+    torch.testing.assert_close(found.warped, moved, rtol=1e-3, atol=1e-3)
+    assert torch.equal(found.plain, pack.maps(images))
+    assert torch.equal(found.warps, warps)
+    turned = pack.pairs(images, np.array([0, 1, 2]))
+    assert torch.equal(turned.warped[[0, 2]], found.warped[[0, 2]])
+    assert torch.equal(turned.warped[1], found.warped[1].flip(-1) if mirrored else found.warped[1])
+    assert torch.equal(turned.plain[1], found.plain[1].flip(-1) if mirrored else found.plain[1])
+    assert cached(model, birds, tmp_path, views=2, augmentation=VIEWS).warped is None
+
+
+def test_the_mirror_image_of_a_pair_is_a_pair(birds: Pack, tmp_path: Path) -> None:
+    """The mirror image of a photo, moved by the mirrored warp, is the mirror image of the moved photo."""
+    model = Model(KIND.model_copy(update={"mirrored": True})).eval()
+    pack = cached(model, birds, tmp_path, views=1, warps=True)
+    images = base_images(birds)[:4]
+    plain, turned = (pack.pairs(images, np.full(4, view)) for view in (0, 1))
+    pixels = birds.pixels(images)
+    one = move_photos(pixels, plain.warps).flip(-1).int()
+    two = move_photos(pixels[:, :, ::-1].copy(), turned.warps).int()
+    assert float((one - two).abs().float().mean()) < 0.05
+    assert int((one - two).abs().max()) <= 2
+    assert torch.equal(turned.warped, plain.warped.flip(-1))
+    assert torch.equal(turned.plain, plain.plain.flip(-1))
+
+
 def test_a_run_says_which_features_it_wants(birds: Pack, model: Model, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"training\.cached_views is 3, the pack has None"):
         start_run(KIND, birds, SHORT, tmp_path / "run")
@@ -161,6 +200,8 @@ def test_they_are_made_once(birds: Pack, model: Model, tmp_path: Path, monkeypat
     cached(model, birds, tmp_path)
     with pytest.raises(TypeError):
         cached(model, birds, tmp_path, views=3)
+    with pytest.raises(TypeError):
+        cached(model, birds, tmp_path, views=2, warps=True)
     torch.manual_seed(1)
     with pytest.raises(TypeError):  # other weights
         cached(Model(KIND), birds, tmp_path)

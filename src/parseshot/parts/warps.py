@@ -24,8 +24,8 @@ def unfollowed(plain: Tensor, warped: Tensor, warps: Tensor, size: int) -> Tenso
 
         mean over s, k of   1/n Σ_i ‖μ'_i − a_i‖² / ½·(spread of a + spread of μ'),   spread of x = 1/n Σ_i ‖x_i − x̄‖²:
 
-    0 where all follow, about 2 where μ' knows nothing of a. Measured against the spread, so that nothing is gained by
-    places that are drawn together; gradients reach both parses.
+    0 where all follow, about 2 where μ' knows nothing of a. Measured against the spread, so that next to nothing is
+    gained by places that are drawn together; gradients reach both parses.
     """
     aims = moved(plain, warps, size)
     inside = ((aims > -0.5) & (aims < size - 0.5)).all(-1, keepdim=True).to(aims.dtype)  # [B, S, K, 1]
