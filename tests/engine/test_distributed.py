@@ -50,10 +50,36 @@ left = [task.joinpath("comm").read_text().strip() for task in tasks]
 Path(f"{out}.threads-{team.rank}").write_text("\\n".join(left))
 """
 
+CACHED = """
+import sys, torch
+from pathlib import Path
+from safetensors.torch import save_file
+from parseshot.backbones import BACKBONES, Conv4
+from parseshot.data.packed import Pack
+from parseshot.engine import training
+from parseshot.engine.distributed import Team
+from parseshot.engine.model import Model, ModelConfig
+torch.set_num_threads(1)
+data, out, method = sys.argv[1:4]
+BACKBONES["frozen"] = lambda: Conv4(channels=16, pools=3).eval().requires_grad_(False)
+kind = ModelConfig(
+    backbone="frozen", method=method, projection=8, mirrored=True, method_options={"warps": 2.0, "layout": 3.0})
+config = training.TrainingConfig(way=5, shots=2, queries=2, cached_views=1)
+with Team.joined() as team:
+    pack = training.cached_for(kind, config, Pack(data), Path(out).parent / "features", torch.device("cpu"))
+    torch.manual_seed(0)
+    stage = training.EpisodeStage(Model(kind), pack, config, team)
+    stage.begin()
+    stage.step(torch.optim.SGD(stage.module.parameters(), lr=0.0), 0)
+    if team.first:
+        named = stage.model.named_parameters()
+        save_file({name: one.grad.contiguous() for name, one in named if one.grad is not None}, out)
+"""
 
-def launch(birds: Pack, out: Path, method: str, processes: int) -> None:
+
+def launch(birds: Pack, out: Path, method: str, processes: int, program: str = PROGRAM) -> None:
     file = out.parent / "program.py"
-    file.write_text(PROGRAM)
+    file.write_text(program)
     runner = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     command = [sys.executable, *(runner if processes > 1 else []), file, birds.path, out, method]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -89,6 +115,16 @@ def test_two_processes_are_as_one(birds: Pack, tmp_path: Path, method: str) -> N
         Model.from_pretrained(out / "best")
     most = max(abs(a["ce"] - b["ce"]) for a, b in zip(first, second, strict=True))
     print(f"{method}: losses of 50 steps at most {most:.1e} apart")
+
+
+def test_two_processes_ask_parts_to_follow_as_one_does(birds: Pack, tmp_path: Path) -> None:
+    """From cached maps, with the terms of layout and warps."""
+    for processes, name in enumerate(("one", "two"), 1):
+        launch(birds, tmp_path / name, "dop", processes, CACHED)
+    one, two = (load_file(tmp_path / name) for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    norm = torch.stack([grad.norm() for grad in one.values()]).norm()
+    assert torch.stack([(one[name] - two[name]).norm() for name in one]).norm() < 1e-4 * norm
 
 
 def test_alone_nothing_happens() -> None:

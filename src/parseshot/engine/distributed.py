@@ -67,9 +67,9 @@ class Team:
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Add up the gradients of all processes, in one message."""
-        if self.size == 1:
-            return
         weights = [weight for weight in model.parameters() if weight.requires_grad]
+        if self.size == 1 or not weights:
+            return
         grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
         flat = torch.cat([grad.flatten() for grad in grads])
         dist.all_reduce(flat)
