@@ -13,6 +13,8 @@ def test_a_warp_is_a_function_of_the_seed_and_the_image_alone() -> None:
     assert torch.equal(some[[1, 0]], draw_warps(np.array([3, 7]), 1))
     assert not torch.equal(some, draw_warps(np.array([7, 3, 9]), 2))
     assert some.dtype == torch.float32
+    drawn_before = torch.tensor([[0.885723, 0.071105, 0.221687], [-0.071105, 0.885723, -0.06831]])
+    torch.testing.assert_close(draw_warps(np.array([5]), 1)[0], drawn_before, rtol=0, atol=1e-6)  # as caches have it
 
 
 def test_warps_fill_their_ranges() -> None:
