@@ -44,7 +44,7 @@ def plan(recipe: Recipe, pack: Pack, device: torch.device | str = "cpu") -> dict
         **costs,
         "validations": validations,
         "seconds_a_validation": round(validation, 1),  # encoding; its episodes take little
-        "hours": round((seconds + validations * validation) / 3600, 2),
+        "hours": round((seconds + validations * validation) / 3600, 4),
         "memory_gb": round(memory, 2) if memory else None,
         "threads": torch.get_num_threads(),
     }
