@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from frozen import Frozen, assert_resumes, trained_terms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from parseshot.backbones import BACKBONES, Conv4
+from parseshot.backbones import BACKBONES
 from parseshot.data.packed import Pack
-from parseshot.engine.model import Model, ModelConfig
+from parseshot.engine.model import ModelConfig
 from parseshot.engine.run import start_run
-from parseshot.engine.training import TrainingConfig, cached_for
-from parseshot.errors import Stopped, UsageError
+from parseshot.engine.training import TrainingConfig
+from parseshot.errors import UsageError
 from parseshot.methods import BasePhotos, build_method
 from parseshot.methods.base import Companions
 from parseshot.methods.dop_companions import Layout, Representatives
@@ -117,17 +117,6 @@ def test_too_few_cells_are_refused() -> None:
         layout.find_kinds(torch.rand(1, 4, 3, 3), 64, torch.Generator())
 
 
-class Frozen(Conv4):
-    """Random features that are never trained."""
-
-    def __init__(self) -> None:
-        super().__init__(channels=16, pools=3)
-        self.requires_grad_(False)
-
-    def train(self, mode: bool = True) -> "Frozen":
-        return super().train(False)
-
-
 @pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKBONES, "frozen", Frozen)
@@ -154,35 +143,16 @@ def test_it_goes_beside_the_loss_over_all_base_classes() -> None:
 
 @pytest.mark.usefixtures("frozen")
 def test_a_run_that_is_stopped_goes_on_with_the_same_kinds(birds: Pack, tmp_path: Path) -> None:
-    pack = cached_for(KIND, SHORT, birds, tmp_path / "features", torch.device("cpu"))
-    told: list[dict[str, float]] = []
-    start_run(KIND, pack, SHORT, tmp_path / "whole", told.append)
-    assert all(0 < figures["layout"] < 3.0 * 1.5 for figures in told)
+    def look(figures: dict[str, float]) -> None:
+        assert 0 < figures["layout"] < 3.0 * 1.5
 
-    def stop_after_five(figures: dict[str, float]) -> None:
-        if figures["step"] == 5:
-            raise Stopped("enough")
-
-    with pytest.raises(Stopped):
-        start_run(KIND, pack, SHORT.model_copy(update={"validate_every": 4}), tmp_path / "run", stop_after_five)
-    whole = Model.from_pretrained(tmp_path / "whole" / "last").state_dict()
-    start_run(KIND, pack, SHORT.model_copy(update={"validate_every": 4}), tmp_path / "run", resume=True)
-    again = Model.from_pretrained(tmp_path / "run" / "last").state_dict()
-    assert whole.keys() == again.keys()
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert_resumes(KIND, SHORT, birds, tmp_path, look)
 
 
 @pytest.mark.usefixtures("frozen")
 def test_training_with_it_lowers_it(birds: Pack, tmp_path: Path) -> None:
-    config = SHORT.model_copy(update={"episodes": 40, "validate_every": 40, "blank_cells": 0.0})
-    pack = cached_for(KIND, config, birds, tmp_path / "features", torch.device("cpu"))
-    found = {}
-    for weight in (1e-6, 10.0):
-        kind = KIND.model_copy(update={"method_options": {"layout": weight}})
-        told: list[dict[str, float]] = []
-        start_run(kind, pack, config, tmp_path / str(weight), told.append)
-        found[weight] = np.mean([figures["layout"] for figures in told[-10:]]) / weight
-    assert found[10.0] < 0.9 * found[1e-6]
+    without, with_it = trained_terms(KIND, SHORT, birds, tmp_path, "layout")
+    assert with_it < 0.9 * without
 
 
 @pytest.mark.usefixtures("frozen")
