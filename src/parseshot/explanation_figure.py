@@ -187,7 +187,7 @@ def looked_at(answer: Answer) -> str:
     if answer.crop_is == "whole":
         return "the whole photo"
     left, top, right, bottom = (round(edge) for edge in answer.crop)
-    how = "found by the model" if answer.crop_is == "found" else "given with the photo"
+    how = "found by its edges" if answer.crop_is == "found" else "given with the photo"
     return f"{right - left} by {bottom - top} pixels from ({left}, {top}), {how}"
 
 

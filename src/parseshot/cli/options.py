@@ -41,5 +41,7 @@ ModelName = Annotated[
 ]
 Find = Annotated[
     bool | None,
-    typer.Option("--find/--whole", help="Look for the object in photos, or take them whole. (default: by the model)"),
+    typer.Option(
+        "--find/--whole", help="Look for the object in photos, or take them whole. (default: as the model learned)"
+    ),
 ]
