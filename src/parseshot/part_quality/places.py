@@ -17,8 +17,11 @@ def enlarged_peak(maps: np.ndarray, size: int) -> np.ndarray:
     """
     flat = torch.from_numpy(np.ascontiguousarray(maps, dtype=np.float32)).flatten(0, -3)  # [m, G, G]
     weights = F.interpolate(torch.eye(flat.shape[-1])[None, None], (size, flat.shape[-1]), mode="bicubic")[0, 0]
-    peaks = [((weights @ some) @ weights.T).flatten(1).argmax(1) for some in flat.split(TOGETHER)]  # of [·, size, size]
-    peak = torch.cat(peaks)
+    peak = torch.empty(len(flat), dtype=torch.int64)
+    large = flat.new_empty(min(TOGETHER, len(flat)), size, size)  # one for all: results kept between would tear holes
+    for some, found in zip(flat.split(TOGETHER), peak.split(TOGETHER), strict=True):
+        enlarged = torch.matmul(weights @ some, weights.T, out=large[: len(some)])
+        torch.argmax(enlarged.flatten(1), 1, out=found)
     return torch.stack((peak % size, peak // size), -1).double().numpy().reshape(*maps.shape[:-2], 2)
 
 
