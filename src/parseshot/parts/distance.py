@@ -148,10 +148,10 @@ def dictionary(vectors: Tensor, lam: Tensor, rho: Tensor) -> Dictionary:
     In float64: B is as large as 1/λ, and in float32 classes side by side and one by one would differ in the fourth
     digit.
     """
-    exact, strength = vectors.double(), rho.double()
+    exact, rho = vectors.double(), rho.double()
     gram = exact @ exact.mT  # [K, N, M, M]
     ridge = lam.double()[:, None, None] * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    root = positive_root(strength * ((2 - strength) * gram + 2 * ridge))
+    root = positive_root(rho * ((2 - rho) * gram + 2 * ridge))
     return Dictionary((root.mT @ positive_inverse(gram + ridge) @ exact).to(vectors.dtype))
 
 
